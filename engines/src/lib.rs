@@ -1,0 +1,5 @@
+//! What is known of inference engines.
+
+mod role;
+
+pub use role::Role;

@@ -1,0 +1,39 @@
+//! What a probe point means.
+
+/// What a probe point means: the word in a profile (`role = "step"`), in the tables and in the reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// One execution of an engine.
+    Step,
+    /// Kernel or graph launch.
+    Launch,
+    GraphLaunch,
+    /// The host waits for the GPU.
+    Wait,
+    Copy,
+    EventRecord,
+    /// The dynamic loader finished a change of the mapped libraries.
+    Loader,
+    /// The site of marks.
+    Mark,
+    /// Anything else worth recording.
+    Other,
+}
+
+impl Role {
+    /// Name in profiles and tables.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Step => "step",
+            Self::Launch => "launch",
+            Self::GraphLaunch => "graph_launch",
+            Self::Wait => "wait",
+            Self::Copy => "copy",
+            Self::EventRecord => "event_record",
+            Self::Loader => "loader",
+            Self::Mark => "mark",
+            Self::Other => "other",
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! `call`: one call of a probe point, entry and return paired in the kernel per thread.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::Header;
+
+/// The function returned: `end_ns` and `ret` are valid.
+pub const RETURNED: u16 = 1;
+/// The point has no return probe: `end_ns` and `ret` are 0.
+pub const ENTRY_ONLY: u16 = 2;
+/// The frame was gone without a return (longjmp, exception): `end_ns` is when that was noticed.
+pub const UNWOUND: u16 = 4;
+/// Still open when the recording stopped (`end_ns` is then that time); written by user space.
+pub const OPEN: u16 = 8;
+/// Still open when the thread exited (`end_ns` is then that time).
+pub const EXITED: u16 = 16;
+
+/// Deepest nesting of probed calls per thread; a deeper call is counted and not recorded.
+pub const MAX_DEPTH: u32 = 16;
+/// `parent_point` of a call that no other probed call encloses.
+pub const NO_PARENT: u32 = u32::MAX;
+
+/// A finished (or abandoned) call.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct Call {
+    pub header: Header,
+    /// Probe point, as numbered by the capture's `points` table.
+    pub point: u32,
+    /// The probed call that encloses this one on the same thread, or [`NO_PARENT`].
+    pub parent_point: u32,
+    /// Number of probed calls that enclose this one.
+    pub depth: u32,
+    pub _pad: u32,
+    /// CLOCK_MONOTONIC ns at entry.
+    pub begin_ns: u64,
+    /// CLOCK_MONOTONIC ns at return; see the flags.
+    pub end_ns: u64,
+    /// Stack pointer at entry.
+    pub sp: u64,
+    /// First six integer arguments (System V order: rdi, rsi, rdx, rcx, r8, r9).
+    pub args: [u64; 6],
+    /// Integer return value (rax).
+    pub ret: u64,
+}
+
+/// Key of the map of open calls.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct OpenKey {
+    pub tid: u32,
+    pub depth: u32,
+}
+
+const _: () = assert!(size_of::<Call>() == 136);
+
+/// Attach cookie of a call probe: the point id, and in bit 32 whether a return probe is attached too.
+#[must_use]
+pub const fn cookie(point: u32, has_return: bool) -> u64 {
+    point as u64 | ((has_return as u64) << 32)
+}
+
+/// Inverse of [`cookie`]: (point, has_return).
+#[must_use]
+pub const fn from_cookie(cookie: u64) -> (u32, bool) {
+    (cookie as u32, cookie >> 32 & 1 == 1)
+}

@@ -1,0 +1,83 @@
+//! The event ABI: what the kernel-side programs write and user space reads, and the payloads of marks.
+//!
+//! In: nothing. Out: plain structs of fixed-width integers. This crate must never allocate, do I/O or depend on
+//! anything that the bpf target cannot build. An event has the same name here, in the kernel programs
+//! (`src/programs/<name>.rs`) and in `tracer::event::<name>`.
+//!
+//! Rules of the ABI: explicit padding only (`bytemuck::Pod` rejects hidden padding), no `bool`, `enum` or `usize`;
+//! every record begins with a [`Header`] whose `kind` is decoded through `TryFrom`: an unknown kind is counted by
+//! the reader, never undefined behaviour. Times are nanoseconds of CLOCK_MONOTONIC unless the name says otherwise.
+#![cfg_attr(not(test), no_std)]
+
+pub mod call;
+pub mod counter;
+pub mod header;
+pub mod mark;
+pub mod process;
+pub mod sample;
+pub mod sched;
+
+pub use call::Call;
+pub use counter::Counter;
+pub use header::{Header, Kind, UnknownKind};
+pub use mark::MarkRecord;
+pub use process::Process;
+pub use sample::Sample;
+pub use sched::Sched;
+
+/// Most frames of one stack (kernel and user together) that the kernel side records.
+pub const MAX_FRAMES: usize = 127;
+
+/// Names of maps that user space opens.
+pub mod maps {
+    /// Ring for `call`, `mark` and `process` records: shed last.
+    pub const VITAL: &str = "VITAL";
+    /// Ring for `sched` and `sample` records: shed first.
+    pub const BULK: &str = "BULK";
+    /// `tgid → Target`: the processes that are traced.
+    pub const TARGETS: &str = "TARGETS";
+    /// `OpenKey → OpenCall`: calls that have begun and not returned.
+    pub const OPEN: &str = "OPEN";
+    /// Per-CPU array of u64, indexed by [`crate::Counter`].
+    pub const COUNTERS: &str = "COUNTERS";
+    /// Array of u64, indexed by point id: hits of each probe point.
+    pub const HITS: &str = "HITS";
+}
+
+/// Names of the kernel-side programs.
+pub mod programs {
+    /// uprobe: a probe point is entered.
+    pub const CALL_ENTRY: &str = "call_entry";
+    /// uretprobe: a probe point returns.
+    pub const CALL_RETURN: &str = "call_return";
+    /// uprobe: a mark.
+    pub const MARK: &str = "mark";
+    /// tp_btf/sched_switch.
+    pub const SCHED_SWITCH: &str = "sched_switch";
+    /// tp_btf/sched_waking.
+    pub const SCHED_WAKING: &str = "sched_waking";
+    /// perf_event: on-CPU sampling.
+    pub const SAMPLE: &str = "sample";
+    /// tp_btf/sched_process_fork.
+    pub const PROCESS_FORK: &str = "process_fork";
+    /// tp_btf/sched_process_exec.
+    pub const PROCESS_EXEC: &str = "process_exec";
+    /// tp_btf/sched_process_exit.
+    pub const PROCESS_EXIT: &str = "process_exit";
+}
+
+/// Value of the `TARGETS` map: one traced process.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+pub struct Target {
+    /// Start of the process in USER_HZ ticks since boot (CLOCK_BOOTTIME), as field 22 of `/proc/PID/stat`: with the
+    /// tgid it names a process for life.
+    pub start_ticks: u64,
+    /// `TARGET_*` bits.
+    pub flags: u64,
+}
+
+/// Children that this process forks become targets too.
+pub const TARGET_FOLLOW: u64 = 1;
+
+const _: () = assert!(size_of::<Target>() == 16);

@@ -1,0 +1,37 @@
+//! `sched`: one interval in which a target thread was off the CPU, from switch-out to switch-in.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::{Header, MAX_FRAMES};
+
+/// The thread was preempted: it stayed runnable, so the whole interval is run-queue wait.
+pub const PREEMPTED: u16 = 1;
+
+/// Off-CPU interval. `header.time_ns` is the switch-in, `header.cpu` the CPU that switched it in.
+///
+/// Run-queue wait is `time_ns - wake_ns` when woken, the whole interval when preempted.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub struct Sched {
+    pub header: Header,
+    /// CLOCK_MONOTONIC ns of the switch-out.
+    pub off_ns: u64,
+    /// CLOCK_MONOTONIC ns at which another thread (or an interrupt) woke it; 0 when preempted.
+    pub wake_ns: u64,
+    /// Thread that ran when the wake-up happened (an interrupt borrows the thread that it interrupted).
+    pub waker_tgid: u32,
+    pub waker_tid: u32,
+    /// Task state at switch-out (`TASK_INTERRUPTIBLE` 1, `TASK_UNINTERRUPTIBLE` 2, …).
+    pub prev_state: u32,
+    /// Frames at the beginning of `stack` that are kernel addresses.
+    pub kernel_frames: u16,
+    /// Frames after those that are user addresses.
+    pub user_frames: u16,
+    /// Where it blocked, leaf first; only `kernel_frames + user_frames` entries are in the record.
+    pub stack: [u64; MAX_FRAMES],
+}
+
+/// Bytes before the stack.
+pub const FIXED_BYTES: usize = 72;
+
+const _: () = assert!(size_of::<Sched>() == FIXED_BYTES + 8 * MAX_FRAMES);

@@ -1,0 +1,117 @@
+//! Marks, decoded from their payloads (`tracer_abi::mark` documents every field).
+
+use tracer_abi::mark::{ClockReading, Slot};
+
+/// What a program, or the injected library, said.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Mark {
+    RequestBegin(RequestBegin),
+    RequestEnd(RequestEnd),
+    Batch(Batch),
+    Token(Token),
+    Phase(Phase),
+    Attr(Attr),
+    GpuSpan(GpuSpan),
+    ClockBurst(ClockBurst),
+    InjectState(InjectState),
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RequestBegin {
+    pub request: u64,
+    /// CLOCK_MONOTONIC ns; `None`: when the mark was made.
+    pub received_ns: Option<u64>,
+    /// `None` when all zero.
+    pub trace_id: Option<[u8; 16]>,
+    pub span_id: Option<[u8; 8]>,
+    pub trace_flags: u32,
+    pub prompt_tokens: Option<u32>,
+    pub request_id: String,
+    pub tenant_id: String,
+    pub model: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestEnd {
+    pub request: u64,
+    pub output_tokens: u32,
+    /// `tracer_abi::mark::FINISH_*`.
+    pub finish_reason: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Batch {
+    pub batch_id: u64,
+    pub rank: u32,
+    pub slot_count: u32,
+    pub first_slot: u32,
+    pub slots: Vec<Slot>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Token {
+    pub request: u64,
+    pub choice: u32,
+    pub index: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Phase {
+    pub request: u64,
+    pub begins: bool,
+    pub name: String,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Attr {
+    pub request: u64,
+    pub choice: u32,
+    pub key: String,
+    pub value: AttrValue,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum AttrValue {
+    Number(f64),
+    String(String),
+}
+
+/// Raw device readings; mapped to the host clock by `clock`, never before.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GpuSpan {
+    pub device_uuid: [u8; 16],
+    pub context: u64,
+    pub stream: u64,
+    pub sequence: u64,
+    pub enqueue_begin_ns: u64,
+    pub enqueue_end_ns: u64,
+    /// In the traced process's own pid namespace.
+    pub tid: u32,
+    pub epoch: u32,
+    pub base: u32,
+    pub begin_ms: f32,
+    pub span_ms: f32,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct ClockBurst {
+    pub device_uuid: [u8; 16],
+    pub context: u64,
+    pub epoch: u32,
+    pub base: u32,
+    /// elapsed(previous base event, this base event), in the first burst of a base > 0.
+    pub rebase_ms: Option<f32>,
+    pub readings: Vec<ClockReading>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InjectState {
+    pub active: bool,
+    pub reason: String,
+    pub steps: u64,
+    pub timed: u64,
+    pub skipped_capturing: u64,
+    pub skipped_pool: u64,
+    pub skipped_error: u64,
+    pub abandoned: u64,
+}

@@ -1,0 +1,4 @@
+//! tracer: where did this token's time go?
+
+pub mod event;
+pub mod timeline;

@@ -1,0 +1,3 @@
+//! Events → steps, iterations, requests, tokens. Pure.
+
+pub mod rows;

@@ -1,0 +1,182 @@
+//! What the timeline yields: finished steps, iterations, requests and tokens. One struct per derived table.
+
+use crate::event::{CallEnd, ProcessId};
+use tracer_abi::mark::Slot;
+
+/// Begin and end of a step on its GPU, on CLOCK_MONOTONIC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GpuTime {
+    pub begin_ns: u64,
+    /// `begin_ns + span_ns`.
+    pub end_ns: u64,
+    /// gpu_span: elapsed(begin event, end event). Includes launch gaps; never "GPU busy".
+    pub span_ns: u64,
+    /// `begin_ns` and `end_ns` are right within this many ns.
+    pub bound_ns: u64,
+}
+
+/// One execution of an engine.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    /// Number of the step in this capture, in order of `begin_ns`.
+    pub id: u64,
+    pub process: ProcessId,
+    pub tid: u32,
+    /// Probe point (`Point::id`) of the call.
+    pub point: u32,
+    pub rank: u32,
+    /// The program's batch id; `None`: no batch mark preceded the step (counted as `step_without_batch`).
+    pub batch_id: Option<u64>,
+    /// [`Iteration::id`]; `None` as above.
+    pub iteration: Option<u64>,
+    pub stream: u64,
+    /// The enqueue call on the host.
+    pub begin_ns: u64,
+    pub end_ns: u64,
+    pub end: CallEnd,
+    /// Return of the first wait for the step's stream by the same thread after the enqueue (host-observed completion).
+    pub observed_end_ns: Option<u64>,
+    pub device_uuid: Option<[u8; 16]>,
+    /// `None`: host-observed only.
+    pub gpu: Option<GpuTime>,
+    pub slots: Vec<Slot>,
+}
+
+/// The steps of all ranks that share a batch id.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Iteration {
+    pub id: u64,
+    pub process: ProcessId,
+    pub batch_id: u64,
+    /// First enqueue and last completion (gpu end, else observed end, else enqueue end) of its steps.
+    pub begin_ns: u64,
+    pub end_ns: u64,
+    pub steps: u32,
+    /// Rank whose step completed last.
+    pub slowest_rank: u32,
+    pub requests: u32,
+    pub prefill_requests: u32,
+    /// Tokens processed (prompt tokens of prefills + one per decode slot).
+    pub tokens: u64,
+}
+
+/// Where a request or token time came from, in order of trust.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Source {
+    Mark,
+}
+
+impl Source {
+    /// Name in tables and reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Mark => "mark",
+        }
+    }
+}
+
+/// What a client asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request {
+    /// Our key in this capture. External ids may repeat and are never the key.
+    pub id: u64,
+    pub process: ProcessId,
+    /// The program's own number.
+    pub program_request: u64,
+    /// X-Request-ID or the like; empty when unknown.
+    pub request_id: String,
+    pub trace_id: Option<[u8; 16]>,
+    pub span_id: Option<[u8; 8]>,
+    pub tenant_id: String,
+    pub model: String,
+    pub prompt_tokens: Option<u32>,
+    /// Origin of TTFT; `source` says where it came from.
+    pub received_ns: u64,
+    pub source: Source,
+    /// Request end; `None`: still running when the recording stopped.
+    pub end_ns: Option<u64>,
+    /// `tracer_abi::mark::FINISH_*`.
+    pub finish_reason: u32,
+    /// As the program declared at the end.
+    pub declared_tokens: Option<u32>,
+    /// Delivered tokens that were seen.
+    pub tokens: u32,
+    /// received → token 0 of choice 0.
+    pub ttft_ns: Option<u64>,
+    /// Mean gap after the first token: (last − first) / (n − 1); `None` for n < 2.
+    pub tpot_ns: Option<f64>,
+}
+
+/// One generated token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Token {
+    /// [`Request::id`].
+    pub request: u64,
+    pub choice: u32,
+    pub index: u32,
+    /// When it was delivered; see `source`.
+    pub delivered_ns: u64,
+    /// TTFT for index 0 (since the request was received), else ITL (since the token before it, index − 1).
+    /// `None` when that one was not seen.
+    pub latency_ns: Option<u64>,
+    pub source: Source,
+    /// The iteration that generated it; `None`: unmatched, counted as `token_without_step`.
+    pub iteration: Option<u64>,
+    /// The step of that iteration that ended last.
+    pub step: Option<u64>,
+    pub prefill: bool,
+}
+
+/// A thing that could not be joined, each kind counted separately in the ledger.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Unmatched {
+    /// A step that no batch mark preceded.
+    StepWithoutBatch,
+    /// A batch mark that no step followed.
+    BatchWithoutStep,
+    /// A delivered token whose step is not known.
+    TokenWithoutStep,
+    /// A token that a step generated (or the program declared at the request's end) but whose delivery was not seen.
+    TokenNotDelivered,
+    /// A token, end or slot of a request whose begin was not seen.
+    UnknownRequest,
+    /// A GPU span whose step was not seen.
+    GpuSpanWithoutStep,
+    /// A step of a process with an active injected library that got no GPU span.
+    StepWithoutGpuSpan,
+    /// A GPU span that the clock could not map.
+    GpuSpanUnaligned,
+    /// Open state dropped to stay in bounds.
+    Evicted,
+}
+
+impl Unmatched {
+    pub const ALL: [Self; 9] = [
+        Self::StepWithoutBatch,
+        Self::BatchWithoutStep,
+        Self::TokenWithoutStep,
+        Self::TokenNotDelivered,
+        Self::UnknownRequest,
+        Self::GpuSpanWithoutStep,
+        Self::StepWithoutGpuSpan,
+        Self::GpuSpanUnaligned,
+        Self::Evicted,
+    ];
+
+    /// Name in the ledger.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::StepWithoutBatch => "step_without_batch",
+            Self::BatchWithoutStep => "batch_without_step",
+            Self::TokenWithoutStep => "token_without_step",
+            Self::TokenNotDelivered => "token_not_delivered",
+            Self::UnknownRequest => "unknown_request",
+            Self::GpuSpanWithoutStep => "gpu_span_without_step",
+            Self::StepWithoutGpuSpan => "step_without_gpu_span",
+            Self::GpuSpanUnaligned => "gpu_span_unaligned",
+            Self::Evicted => "evicted",
+        }
+    }
+}
