@@ -1,4 +1,5 @@
 //! tracer: where did this token's time go?
 
 pub mod event;
+pub mod probe;
 pub mod timeline;
