@@ -1,4 +1,5 @@
 //! The resolver on test doubles of libnvinfer: same type names, layout and slots as the real one, stripped.
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a helper that fails fails its test")]
 
 use std::{
     path::{Path, PathBuf},
