@@ -1,5 +1,6 @@
 //! The probe site can be found in a linked file, also after `strip`.
 #![cfg(target_arch = "x86_64")]
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::path::Path;
 use std::process::Command;
