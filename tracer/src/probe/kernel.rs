@@ -7,7 +7,8 @@ use aya::{
     maps::{HashMap, MapData, PerCpuArray, RingBuf},
     programs::{
         BtfTracePoint, PerfEvent, UProbe,
-        perf_event::{PerfEventConfig, PerfEventScope, SamplePolicy, SoftwareEvent},
+        perf_event::{PerfEventConfig, PerfEventLink, PerfEventScope, SamplePolicy, SoftwareEvent},
+        tp_btf::BtfTracePointLink,
     },
 };
 use tracer_abi::{globals, maps, programs};
@@ -55,6 +56,7 @@ pub(crate) struct Kernel {
     pub(crate) counters: PerCpuArray<MapData, u64>,
     pub(crate) hits: PerCpuArray<MapData, u64>,
     pub(crate) missing: Vec<Missing>,
+    links: Vec<GlobalLink>,
     logger: Option<aya_log::EbpfLogger<&'static dyn log::Log>>,
 }
 
@@ -86,6 +88,7 @@ impl Kernel {
             counters: take(&mut ebpf, maps::COUNTERS)?,
             hits: take(&mut ebpf, maps::HITS)?,
             missing: Vec::new(),
+            links: Vec::new(),
             logger,
             ebpf,
         };
@@ -140,7 +143,8 @@ impl Kernel {
         let program = self.ebpf.program_mut(name).ok_or_else(|| format!("no program `{name}`"))?;
         let program: &mut BtfTracePoint = program.try_into().map_err(chain)?;
         program.load(tracepoint, btf).map_err(chain)?;
-        program.attach().map_err(chain)?;
+        let link = program.attach().map_err(chain)?;
+        self.links.push(GlobalLink::Tracepoint(program.take_link(link).map_err(chain)?));
         Ok(())
     }
 
@@ -151,7 +155,7 @@ impl Kernel {
         let program: &mut PerfEvent = program.try_into().map_err(chain)?;
         program.load().map_err(chain)?;
         for cpu in cpus {
-            program
+            let link = program
                 .attach(
                     PerfEventConfig::Software(SoftwareEvent::CpuClock),
                     PerfEventScope::AllProcessesOneCpu { cpu },
@@ -159,6 +163,7 @@ impl Kernel {
                     false,
                 )
                 .map_err(chain)?;
+            self.links.push(GlobalLink::Samples(program.take_link(link).map_err(chain)?));
         }
         Ok(())
     }
@@ -176,15 +181,17 @@ impl Kernel {
         }
     }
 
-    /// Detaches the scheduler and sampling programs: what is left in their maps then stays as it is.
+    /// Detaches everything that serves all targets: what is left in the maps then stays as it is.
     pub(crate) fn detach_global(&mut self) {
-        for name in [programs::SAMPLE, programs::SCHED_SWITCH, programs::SCHED_WAKING] {
-            if let Some(program) = self.ebpf.program_mut(name) {
-                // A program that was never loaded has nothing to unload.
-                let _never_loaded = program.unload();
-            }
-        }
+        self.links.clear();
     }
+}
+
+/// Keeps a program attached while it lives.
+#[expect(dead_code, reason = "held for its drop only")]
+enum GlobalLink {
+    Tracepoint(BtfTracePointLink),
+    Samples(PerfEventLink),
 }
 
 fn logger(ebpf: &mut Ebpf) -> Option<aya_log::EbpfLogger<&'static dyn log::Log>> {
