@@ -1,4 +1,5 @@
 //! tracer: where did this token's time go?
 
+pub mod capture;
 pub mod event;
 pub mod timeline;
