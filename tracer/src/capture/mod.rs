@@ -21,6 +21,7 @@ mod meta;
 mod raw;
 mod reader;
 mod stream;
+mod torn;
 mod writer;
 
 pub use error::{Error, ErrorKind, Result};

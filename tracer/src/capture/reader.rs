@@ -12,7 +12,8 @@ use super::error::{Context, Result};
 use super::folder::Folder;
 use super::meta::Meta;
 use super::raw::{EventTable, Marked, Table, for_each_event_table};
-use super::stream::{self, StreamBatches};
+use super::stream;
+use super::torn::StreamBatches;
 use crate::event::mark;
 use crate::event::{Call, Event, HostClock, Mapping, Point, Process, Sample, Sched, Stack};
 
@@ -73,7 +74,7 @@ impl<T: Table> Batches<T> {
             BatchSource::Empty => Ok(None),
             BatchSource::Stream(stream) => {
                 let before = stream.good_bytes();
-                let Some(batch) = stream.next() else { return Ok(None) };
+                let Some(batch) = stream.next_batch().context("read", &self.path)? else { return Ok(None) };
                 Ok(stream::rows(&batch).inspect_err(|_| stream.reject(&batch, before)).ok())
             }
             BatchSource::Parquet(reader) => match reader.next() {

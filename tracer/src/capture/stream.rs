@@ -1,14 +1,13 @@
-//! One raw table as it is recorded: an Arrow IPC stream, written batch by batch and readable up to a torn end.
+//! One raw table as it is recorded: an Arrow IPC stream, appended to batch by batch.
 
 use std::fs::File;
-use std::io::{self, BufReader, Read, Write as _};
+use std::io::Write as _;
 use std::path::Path;
 use std::sync::Arc;
 
 use arrow::array::{RecordBatch, RecordBatchOptions};
 use arrow::datatypes::{Schema, SchemaRef};
 use arrow::error::ArrowError;
-use arrow::ipc::reader::StreamReader;
 use arrow::ipc::writer::StreamWriter;
 
 use super::column::Columns;
@@ -120,86 +119,6 @@ impl Stream {
             }
         }
     }
-}
-
-/// Reads a stream's batches up to its end or to the first thing that is not a whole batch.
-pub(crate) struct StreamBatches {
-    /// `None` after the end, and for a file that tore in its schema.
-    reader: Option<StreamReader<Counted>>,
-    bytes: u64,
-    good_bytes: u64,
-    rows: u64,
-}
-
-/// Counts the bytes that were taken.
-struct Counted {
-    inner: BufReader<File>,
-    bytes: u64,
-}
-
-impl Read for Counted {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let n = self.inner.read(buffer)?;
-        self.bytes += u64::try_from(n).unwrap_or(0);
-        Ok(n)
-    }
-}
-
-impl StreamBatches {
-    /// # Errors
-    /// When the file cannot be read at all; torn and damaged content is no error.
-    pub(crate) fn open(file: File) -> io::Result<Self> {
-        let bytes = file.metadata()?.len();
-        let counted = Counted { inner: BufReader::new(file), bytes: 0 };
-        let reader = guard(|| StreamReader::try_new(counted, None));
-        let good_bytes = reader.as_ref().map_or(0, |reader| reader.get_ref().bytes);
-        Ok(Self { reader, bytes, good_bytes, rows: 0 })
-    }
-
-    /// Bytes after the last whole batch; final once the batches have come to their end.
-    pub(crate) fn torn_bytes(&self) -> u64 {
-        self.bytes.saturating_sub(self.good_bytes)
-    }
-
-    /// Rows that were read.
-    pub(crate) fn rows(&self) -> u64 {
-        self.rows
-    }
-
-    /// Gives up the rest, from the batch that came last on: its content was not what it should be.
-    pub(crate) fn reject(&mut self, batch: &RecordBatch, bytes_before: u64) {
-        self.rows -= u64::try_from(batch.num_rows()).unwrap_or(0);
-        self.good_bytes = bytes_before;
-        self.reader = None;
-    }
-
-    /// Bytes up to the last whole batch.
-    pub(crate) fn good_bytes(&self) -> u64 {
-        self.good_bytes
-    }
-}
-
-impl Iterator for StreamBatches {
-    type Item = RecordBatch;
-
-    fn next(&mut self) -> Option<RecordBatch> {
-        let mut reader = self.reader.take()?;
-        let (reader, batch) = guard(|| {
-            let batch = reader.next().transpose()?;
-            Ok((reader, batch))
-        })?;
-        let batch = batch?;
-        self.good_bytes = reader.get_ref().bytes;
-        self.rows += u64::try_from(batch.num_rows()).unwrap_or(0);
-        self.reader = Some(reader);
-        Some(batch)
-    }
-}
-
-/// `None` when decoding fails. The decoder of the arrow crate checks most, not all, of what a damaged file can hold
-/// before it relies on it, and panics on the rest.
-fn guard<T>(decode: impl FnOnce() -> Result<T, ArrowError>) -> Option<T> {
-    std::panic::catch_unwind(std::panic::AssertUnwindSafe(decode)).ok()?.ok()
 }
 
 #[cfg(test)]
