@@ -6,6 +6,8 @@
 #[path = "golden/made_up.rs"]
 mod made_up;
 
+use std::error::Error;
+use std::fs;
 use std::path::Path;
 
 /// Inferno's script is its authors', is the same in every flame graph, and does not belong into our tree.
@@ -16,45 +18,43 @@ fn without_script(svg: &str) -> String {
     format!("{head}{tail}").replace("><", ">\n<")
 }
 
-fn check(name: &str, svg: &str) {
+/// # Errors
+/// The picture differs, or there is no golden one.
+fn check(name: &str, svg: &str) -> Result<(), Box<dyn Error>> {
     let actual = without_script(svg);
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
     let golden = folder.join(format!("{name}.svg"));
     if std::env::var_os("TRACER_BLESS").is_some_and(|v| v == "1") {
-        std::fs::write(&golden, &actual).unwrap();
-        return;
+        return Ok(fs::write(&golden, &actual)?);
     }
     let beside = folder.join(format!("{name}.actual.svg"));
-    match std::fs::read_to_string(&golden) {
-        Ok(expected) if expected == actual => {
-            let _ = std::fs::remove_file(&beside);
-        }
-        Ok(_) => {
-            std::fs::write(&beside, &actual).unwrap();
-            panic!("{name}: differs from the golden picture; see {}", beside.display());
-        }
-        Err(e) => panic!("{}: {e}; TRACER_BLESS=1 makes it", golden.display()),
+    let expected = fs::read_to_string(&golden)
+        .map_err(|e| format!("{}: {e}; TRACER_BLESS=1 makes it", golden.display()))?;
+    if expected == actual {
+        return Ok(());
     }
+    fs::write(&beside, &actual)?;
+    Err(format!("differs from {}; see {}", golden.display(), beside.display()).into())
 }
 
 #[test]
-fn flamegraph() {
-    check("flamegraph", &flamegraphs::flamegraph(made_up::stacks(), &made_up::flame_options()).unwrap().svg);
+fn flamegraph() -> Result<(), Box<dyn Error>> {
+    check("flamegraph", &flamegraphs::flamegraph(made_up::stacks(), &made_up::flame_options())?.svg)
 }
 
 #[test]
-fn heatmap_over_time() {
+fn heatmap_over_time() -> Result<(), Box<dyn Error>> {
     let ids = made_up::ids(8);
-    check("heatmap_time", &flamegraphs::heatmap(&made_up::heatmap_over_time(&ids, 1500)).unwrap());
+    check("heatmap_time", &flamegraphs::heatmap(&made_up::heatmap_over_time(&ids, 1500))?)
 }
 
 #[test]
-fn heatmap_over_token_index() {
+fn heatmap_over_token_index() -> Result<(), Box<dyn Error>> {
     let ids = made_up::ids(8);
-    check("heatmap_index", &flamegraphs::heatmap(&made_up::heatmap_over_index(&ids, 600, true)).unwrap());
+    check("heatmap_index", &flamegraphs::heatmap(&made_up::heatmap_over_index(&ids, 600, true))?)
 }
 
 #[test]
-fn histogram() {
-    check("histogram", &flamegraphs::histogram(&made_up::histograms(20)).unwrap());
+fn histogram() -> Result<(), Box<dyn Error>> {
+    check("histogram", &flamegraphs::histogram(&made_up::histograms(20))?)
 }
