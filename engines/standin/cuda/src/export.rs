@@ -29,7 +29,6 @@ pub(crate) struct Export {
 macro_rules! exports {
     ($($(#[$attribute:meta])* fn $name:ident($($arg:ident: $type:ty),* $(,)?) $body:block)*) => {
         $(
-            $(#[$attribute])*
             #[unsafe(no_mangle)]
             #[unsafe(naked)]
             unsafe extern "C" fn $name($($arg: $type),*) -> std::ffi::c_int {
@@ -41,6 +40,7 @@ macro_rules! exports {
             use super::*;
 
             $(pub(super) unsafe extern "C" fn $name($($arg: $type),*) -> std::ffi::c_int {
+                $(#[$attribute])*
                 fn run($($arg: $type),*) -> $crate::error::Result $body
                 match run($($arg),*) {
                     Ok(()) => 0,

@@ -1,5 +1,4 @@
 //! What tools see of the library's file.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
 

@@ -1,5 +1,4 @@
 //! The truth log agrees with what the events say, and the device clock with its settings.
-#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod common;
 

@@ -78,11 +78,13 @@ exports! {
         }
         function.set(FUNCTIONS.insert(|_| Function { busy: name == BUSY }))
     }
+    #[expect(clippy::too_many_arguments, reason = "as the driver API has them")]
     fn cuLaunchKernel(function: Handle, _grid_x: c_uint, _grid_y: c_uint, _grid_z: c_uint, _block_x: c_uint,
                       _block_y: c_uint, _block_z: c_uint, _shared_bytes: c_uint, stream: Handle,
                       parameters: KernelParameters, _extra: *mut c_void) {
         launch(function, stream, parameters)
     }
+    #[expect(clippy::too_many_arguments, reason = "as the driver API has them")]
     fn cuLaunchKernel_ptsz(function: Handle, _grid_x: c_uint, _grid_y: c_uint, _grid_z: c_uint, _block_x: c_uint,
                            _block_y: c_uint, _block_z: c_uint, _shared_bytes: c_uint, stream: Handle,
                            parameters: KernelParameters, _extra: *mut c_void) {

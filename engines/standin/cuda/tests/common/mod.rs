@@ -1,5 +1,5 @@
 //! The stand-in as a program sees it: loaded, with its functions found by name.
-#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(dead_code, unused_imports, unreachable_pub, reason = "each test file uses a part")]
 
 use std::ffi::{CString, c_int, c_uint, c_void};
