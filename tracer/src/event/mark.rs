@@ -1,6 +1,10 @@
 //! Marks, decoded from their payloads (`tracer_abi::mark` documents every field).
 
+mod decode;
+
 use tracer_abi::mark::{ClockReading, Slot};
+
+pub use decode::MarkError;
 
 /// What a program, or the injected library, said.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,6 +18,24 @@ pub enum Mark {
     GpuSpan(GpuSpan),
     ClockBurst(ClockBurst),
     InjectState(InjectState),
+}
+
+impl Mark {
+    /// Name of the kind in tables and messages.
+    #[must_use]
+    pub const fn kind_name(&self) -> &'static str {
+        match self {
+            Self::RequestBegin(_) => "request_begin",
+            Self::RequestEnd(_) => "request_end",
+            Self::Batch(_) => "batch",
+            Self::Token(_) => "token",
+            Self::Phase(_) => "phase",
+            Self::Attr(_) => "attr",
+            Self::GpuSpan(_) => "gpu_span",
+            Self::ClockBurst(_) => "clock_burst",
+            Self::InjectState(_) => "inject_state",
+        }
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,3 +1,4 @@
 //! Events → steps, iterations, requests, tokens. Pure.
 
 pub mod rows;
+pub mod tables;
