@@ -3,4 +3,5 @@
 pub mod capture;
 pub mod event;
 pub mod probe;
+pub mod symbol;
 pub mod timeline;
