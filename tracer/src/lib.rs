@@ -4,4 +4,5 @@ pub mod capture;
 pub mod cli;
 pub mod event;
 pub mod probe;
+pub mod symbol;
 pub mod timeline;
