@@ -12,7 +12,7 @@ use std::{
 
 /// A compiler for the bpf target.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Compiler {
+pub(crate) enum Compiler {
     /// rustc and cargo of the system, used with RUSTC_BOOTSTRAP=1.
     System { cargo: PathBuf, rustc: PathBuf },
     /// `rustup run nightly`.
@@ -21,30 +21,30 @@ pub enum Compiler {
 
 /// Everything that is needed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Toolchain {
-    pub compiler: Compiler,
-    pub linker: PathBuf,
+pub(crate) struct Toolchain {
+    pub(crate) compiler: Compiler,
+    pub(crate) linker: PathBuf,
     /// First line of `rustc --version`.
-    pub version: String,
+    pub(crate) version: String,
 }
 
 /// What is missing, and the command that brings it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Missing {
-    pub what: &'static str,
-    pub bring: &'static str,
+pub(crate) struct Missing {
+    pub(crate) what: &'static str,
+    pub(crate) bring: &'static str,
 }
 
-pub const BRING_COMPILER: &str = "apt-get install rustc-web cargo-web rust-web-src (Debian), or \
+pub(crate) const BRING_COMPILER: &str = "apt-get install rustc-web cargo-web rust-web-src (Debian), or \
      rustup toolchain install nightly --component rust-src";
-pub const BRING_LINKER: &str = "apt-get install llvm-22-dev && LLVM_PREFIX=/usr/lib/llvm-22 cargo install bpf-linker \
+pub(crate) const BRING_LINKER: &str = "apt-get install llvm-22-dev && LLVM_PREFIX=/usr/lib/llvm-22 cargo install bpf-linker \
      --version 0.13.0 --no-default-features --features llvm-22 (Debian), or cargo install bpf-linker";
 
 /// Looks for a toolchain.
 ///
 /// # Errors
 /// Names the first missing piece.
-pub fn find() -> Result<Toolchain, Missing> {
+pub(crate) fn find() -> Result<Toolchain, Missing> {
     let (compiler, version) = compiler()
         .ok_or(Missing { what: "a Rust compiler with the sources of `core`", bring: BRING_COMPILER })?;
     let linker = linker().ok_or(Missing { what: "bpf-linker", bring: BRING_LINKER })?;
@@ -52,7 +52,7 @@ pub fn find() -> Result<Toolchain, Missing> {
 }
 
 /// The compiler alone, with its version.
-pub fn compiler() -> Option<(Compiler, String)> {
+pub(crate) fn compiler() -> Option<(Compiler, String)> {
     system().or_else(nightly)
 }
 
@@ -88,7 +88,7 @@ fn has_core_sources(mut rustc: Command) -> bool {
 }
 
 /// bpf-linker in PATH or in cargo's bin folder.
-pub fn linker() -> Option<PathBuf> {
+pub(crate) fn linker() -> Option<PathBuf> {
     let cargo_bin = env::var_os("CARGO_HOME")
         .map(PathBuf::from)
         .or_else(|| env::var_os("HOME").map(|home| PathBuf::from(home).join(".cargo")))
