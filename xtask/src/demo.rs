@@ -8,7 +8,8 @@ use crate::setup;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Lines};
+use std::io::{BufRead, BufReader, Lines, Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Instant;
@@ -79,22 +80,25 @@ impl Demo {
         record.stdout(Stdio::piped());
         say(&format!("  {}", display(&record)));
         let mut recorder = Running::start(&mut record)?;
-        let mut lines = recorder.lines()?;
-        let port = wait_for_port(&mut lines)?;
+        let mut output = recorder.output()?;
+        let address = wait_for_address(&mut output)?;
+        // What comes after must be read for the programs to go on. Ends with the server, which has the pipe too.
+        let rest =
+            std::thread::spawn(move || output.map_while(Result::ok).for_each(|line| println!("{line}")));
 
         let mut load = Command::new(&self.server);
-        load.args(["load", "--port", &port, "--concurrency", "20"]);
+        load.args(["load", "--port", &address.port().to_string(), "--concurrency", "20"]);
         load.args(["--duration", &(seconds - TAIL_SECONDS).to_string()]);
         let summary = self.file("load.json");
         load.stdout(File::create(&summary).with_context(|| format!("cannot write {}", summary.display()))?);
         let mut load = Running::start(&mut load)?;
 
-        // What the recorder prints goes on, and must be read for it to go on.
-        for line in lines {
-            println!("{}", line.context("cannot read what the recorder prints")?);
-        }
         recorder.finish()?;
-        load.finish().with_context(|| format!("the load is in {}", summary.display()))
+        load.finish()?;
+        // The recorder leaves its command running.
+        shut_down(address)?;
+        let _ = rest.join();
+        Ok(())
     }
 
     /// Prints the report and draws the pictures.
@@ -135,7 +139,7 @@ impl Running {
         Ok(Self { child, line })
     }
 
-    fn lines(&mut self) -> Result<Lines<BufReader<ChildStdout>>> {
+    fn output(&mut self) -> Result<Lines<BufReader<ChildStdout>>> {
         let stdout = self.child.stdout.take().context("the output of the recorder is not a pipe")?;
         Ok(BufReader::new(stdout).lines())
     }
@@ -156,16 +160,28 @@ impl Drop for Running {
 }
 
 /// Reads on until the server says where it listens.
-fn wait_for_port(lines: &mut Lines<BufReader<ChildStdout>>) -> Result<String> {
-    for line in lines {
+fn wait_for_address(output: &mut Lines<BufReader<ChildStdout>>) -> Result<SocketAddr> {
+    for line in output {
         let line = line.context("cannot read what the server prints")?;
         println!("{line}");
         if let Some(address) = line.strip_prefix("listening on ") {
-            let port = address.rsplit(':').next().unwrap_or_default();
-            return Ok(port.trim().to_owned());
+            return address.trim().parse().with_context(|| format!("`{line}` names no address"));
         }
     }
     bail!("the recorder ended before the server was ready; what it printed is above")
+}
+
+/// Asks the server to end, and waits until it has closed the connection.
+fn shut_down(address: SocketAddr) -> Result<()> {
+    let ask = || -> std::io::Result<()> {
+        let mut connection = TcpStream::connect(address)?;
+        write!(
+            connection,
+            "POST /shutdown HTTP/1.1\r\nHost: {address}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+        )?;
+        connection.read_to_end(&mut Vec::new()).map(|_| ())
+    };
+    ask().with_context(|| format!("cannot shut down the server on {address}"))
 }
 
 fn remove(folder: &Path) -> Result<()> {
