@@ -1,7 +1,8 @@
 //! What a probe point means.
 
 /// What a probe point means: the word in a profile (`role = "step"`), in the tables and in the reports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Role {
     /// One execution of an engine.
     Step,

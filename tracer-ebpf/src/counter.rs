@@ -33,13 +33,11 @@ pub enum Counter {
     TargetsFull = 12,
     /// Stacks of which the user part could not be read.
     UserStackFailed = 13,
-    /// Off-CPU intervals that began before the recording or whose switch-out was not seen.
-    SwitchOutUnseen = 14,
 }
 
 impl Counter {
     /// All of them, in index order.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 14] = [
         Self::VitalWritten,
         Self::VitalDropped,
         Self::BulkWritten,
@@ -54,7 +52,6 @@ impl Counter {
         Self::SleepersFull,
         Self::TargetsFull,
         Self::UserStackFailed,
-        Self::SwitchOutUnseen,
     ];
 
     /// Name in the ledger.
@@ -75,13 +72,12 @@ impl Counter {
             Self::SleepersFull => "sleepers_full",
             Self::TargetsFull => "targets_full",
             Self::UserStackFailed => "user_stack_failed",
-            Self::SwitchOutUnseen => "switch_out_unseen",
         }
     }
 
     /// Whether a count above zero means that something is missing from the capture.
     #[must_use]
     pub const fn is_loss(self) -> bool {
-        !matches!(self, Self::VitalWritten | Self::BulkWritten | Self::CallUnwound | Self::SwitchOutUnseen)
+        !matches!(self, Self::VitalWritten | Self::BulkWritten | Self::CallUnwound | Self::UserStackFailed)
     }
 }

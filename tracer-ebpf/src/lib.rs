@@ -13,6 +13,7 @@ pub mod call;
 pub mod counter;
 pub mod header;
 pub mod mark;
+pub mod offsets;
 pub mod process;
 pub mod sample;
 pub mod sched;
@@ -21,6 +22,7 @@ pub use call::Call;
 pub use counter::Counter;
 pub use header::{Header, Kind, UnknownKind};
 pub use mark::MarkRecord;
+pub use offsets::Offsets;
 pub use process::Process;
 pub use sample::Sample;
 pub use sched::Sched;
@@ -40,9 +42,28 @@ pub mod maps {
     pub const OPEN: &str = "OPEN";
     /// Per-CPU array of u64, indexed by [`crate::Counter`].
     pub const COUNTERS: &str = "COUNTERS";
-    /// Array of u64, indexed by point id: hits of each probe point.
+    /// `tid → Sched`: threads that are off the CPU (`off_ns` is 0 while they run).
+    pub const SLEEPERS: &str = "SLEEPERS";
+    /// Per-CPU array of u64, indexed by point id: hits of each probe point.
     pub const HITS: &str = "HITS";
 }
+
+/// Globals that user space sets before loading.
+pub mod globals {
+    /// [`crate::Offsets`].
+    pub const OFFSETS: &str = "OFFSETS";
+    /// u64: CPU time that one sample stands for, in ns.
+    pub const SAMPLE_PERIOD_NS: &str = "SAMPLE_PERIOD_NS";
+    /// u64: off-CPU intervals shorter than this many ns are not recorded.
+    pub const MIN_OFF_CPU_NS: &str = "MIN_OFF_CPU_NS";
+}
+
+/// Most probe points of one recording (entries of [`maps::HITS`]).
+pub const MAX_POINTS: u32 = 4096;
+/// Most processes traced at once.
+pub const MAX_TARGETS: u32 = 1024;
+/// Most threads of targets that are followed at once.
+pub const MAX_THREADS: u32 = 8192;
 
 /// Names of the kernel-side programs.
 pub mod programs {

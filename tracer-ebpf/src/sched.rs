@@ -6,6 +6,8 @@ use crate::{Header, MAX_FRAMES};
 
 /// The thread was preempted: it stayed runnable, so the whole interval is run-queue wait.
 pub const PREEMPTED: u16 = 1;
+/// Still off the CPU when the recording stopped; `header.time_ns` is that time. Written by user space.
+pub const OPEN: u16 = 2;
 
 /// Off-CPU interval. `header.time_ns` is the switch-in, `header.cpu` the CPU that switched it in.
 ///

@@ -7,6 +7,9 @@
 //! Times ending in `_ns` are CLOCK_MONOTONIC unless the name says otherwise (`_raw_ns`: CLOCK_MONOTONIC_RAW).
 
 pub mod mark;
+pub mod record;
+pub mod sorter;
+pub mod stack;
 
 pub use engines::Role;
 pub use mark::Mark;
@@ -110,6 +113,8 @@ pub struct Sched {
     pub waker_tid: u32,
     pub prev_state: u32,
     pub preempted: bool,
+    /// Still off the CPU when the recording stopped; `origin.time_ns` is that time.
+    pub open: bool,
     pub stack: Option<StackId>,
 }
 
@@ -210,7 +215,7 @@ pub struct Stack {
     pub kernel: Vec<u64>,
     /// User frames, leaf first.
     pub user: Vec<Frame>,
-    /// Why the user part may not reach the thread's first function; `None` when it does.
+    /// Why the user part is known not to reach the thread's first function; `None` when no cut is known.
     pub cut: Option<StackCut>,
 }
 

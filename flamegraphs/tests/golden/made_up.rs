@@ -1,0 +1,148 @@
+//! Made-up latencies that look like a server's: the same at every run.
+
+use flamegraphs::{Axis, FlameOptions, Header, HeatmapInput, HistogramInput, Loss, Panel, Point, Quantile};
+
+/// A small generator (splitmix64): the pictures must not depend on a crate's version.
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// In [0, 1).
+    pub(crate) fn share(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// Around `middle_ns`, skewed to the right as latencies are.
+    pub(crate) fn latency(&mut self, middle_ns: f64) -> u64 {
+        let noise = self.share() + self.share() + self.share() - 1.5;
+        let tail = if self.share() < 0.01 { 4.0 + 10.0 * self.share() } else { 1.0 };
+        (middle_ns * (0.35 * noise).exp() * tail) as u64
+    }
+}
+
+pub(crate) fn header(title: &str, subtitle: &str) -> Header {
+    Header { title: title.to_owned(), subtitle: subtitle.to_owned(), simulated: true }
+}
+
+pub(crate) fn ids(n: usize) -> Vec<String> {
+    let mut random = Random(7);
+    (0..n).map(|_| format!("req-{:08x}", random.next() as u32)).collect()
+}
+
+pub(crate) fn heatmap_over_time(ids: &[String], points: usize) -> HeatmapInput<'_> {
+    let mut random = Random(1);
+    let points = (0..points)
+        .map(|_| {
+            let x = (random.share() * 20e9) as u64;
+            let middle = if (8_000_000_000..8_600_000_000).contains(&x) { 9e6 } else { 2.2e6 };
+            let id = &ids[random.next() as usize % ids.len()];
+            Point { x, latency_ns: random.latency(middle), id }
+        })
+        .filter(|p| !(14_000_000_000..15_000_000_000).contains(&p.x))
+        .collect();
+    HeatmapInput {
+        header: header(
+            "Inter-token latency of all requests",
+            "standin-server, pid 4242 · 2026-03-01 10:00:00 UTC, 20 s · 1,204 events lost · clock bound 0.4 µs",
+        ),
+        axis: Axis::Time { name: "time since the recording began".to_owned(), range: 0..20_000_000_000 },
+        latency_name: "inter-token latency".to_owned(),
+        count_name: "tokens".to_owned(),
+        points,
+        losses: vec![Loss { range: 17_300_000_000..17_900_000_000, what: "1,204 events dropped".to_owned() }],
+    }
+}
+
+pub(crate) fn heatmap_over_index(ids: &[String], points: usize, log: bool) -> HeatmapInput<'_> {
+    let mut random = Random(2);
+    let longest = if log { 3000.0 } else { 180.0 };
+    let points = (0..points)
+        .map(|_| {
+            let x = (random.share().powi(2) * longest) as u64;
+            let middle = if x == 0 { 60e6 } else { 2e6 + x as f64 * 1e3 };
+            let id = &ids[random.next() as usize % ids.len()];
+            Point { x, latency_ns: random.latency(middle), id }
+        })
+        .collect();
+    HeatmapInput {
+        header: header("Latency by token index", "standin-server, pid 4242 · 20 s · nothing lost"),
+        axis: if log { Axis::LogTokenIndex } else { Axis::TokenIndex },
+        latency_name: "TTFT (index 0), inter-token latency".to_owned(),
+        count_name: "tokens".to_owned(),
+        points,
+        losses: vec![],
+    }
+}
+
+pub(crate) fn histograms(scale: usize) -> HistogramInput {
+    let mut random = Random(3);
+    let mut panel = |name: &str, middle: f64, n: usize| {
+        let mut values: Vec<u64> = (0..n).map(|_| random.latency(middle)).collect();
+        values.sort_unstable();
+        let quantile = |q: f64| {
+            let enough = n as f64 * (1.0 - q) >= 10.0;
+            enough.then(|| values[((n as f64 * q).ceil() as usize).max(1) - 1])
+        };
+        let quantiles = vec![
+            Quantile { name: "p50".to_owned(), value_ns: quantile(0.5) },
+            Quantile { name: "p99".to_owned(), value_ns: quantile(0.99) },
+            Quantile { name: "max".to_owned(), value_ns: values.last().copied() },
+        ];
+        Panel { name: name.to_owned(), values: values.into_iter().map(|v| (v, 1)).collect(), quantiles }
+    };
+    let panels = vec![
+        panel("TTFT (request received → first token)", 60e6, 4 * scale),
+        panel("ITL (token → next token)", 2.2e6, 100 * scale),
+        panel("step (enqueue → end)", 1.9e6, 40 * scale),
+        panel("gpu_span (begin event → end event)", 1.4e6, 40 * scale),
+    ];
+    HistogramInput {
+        header: header("Where the time goes", "standin-server, pid 4242 · 2026-03-01 10:00:00 UTC, 20 s"),
+        panels,
+    }
+}
+
+pub(crate) fn stacks() -> Vec<(Vec<String>, u64)> {
+    let mut random = Random(4);
+    let mut stacks = Vec::new();
+    let leaves: [&[&str]; 6] = [
+        &["serve", "engine::step", "nvinfer1::ExecutionContext::enqueueV3(CUstream_st*)", "cuLaunchKernel"],
+        &["serve", "engine::step", "nvinfer1::ExecutionContext::enqueueV3(CUstream_st*)", "memcpy"],
+        &["serve", "scheduler::pick", "core::slice::sort::unstable"],
+        &["serve", "http::write_chunk", "write", "entry_SYSCALL_64_[k]", "tcp_sendmsg_[k]"],
+        &["serve", "sample_token"],
+        &["[truncated]", "serde_json::ser::to_string"],
+    ];
+    for root in ids(5).into_iter().chain(["other requests (n=15)".to_owned(), "no request".to_owned()]) {
+        let phases: &[&str] =
+            if root == "no request" { &["accept 3", "worker-1"] } else { &["prefill", "decode"] };
+        for phase in phases {
+            for leaf in leaves {
+                let mut stack = vec![root.clone(), (*phase).to_owned()];
+                stack.extend(leaf.iter().map(|&f| f.to_owned()));
+                stacks.push((stack, random.next() % 40_000_000));
+            }
+        }
+    }
+    stacks
+}
+
+pub(crate) fn flame_options() -> FlameOptions {
+    FlameOptions {
+        header: header(
+            "CPU time by request and phase",
+            "standin-server, pid 4242 · 2026-03-01 10:00:00 UTC, 20 s at 99 Hz · 1,980 samples, 0 lost, 12 truncated",
+        ),
+        count_name: "µs on CPU".to_owned(),
+        factor: 1e-3,
+        groups: 2,
+        ..FlameOptions::default()
+    }
+}

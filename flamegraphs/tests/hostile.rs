@@ -1,0 +1,125 @@
+//! Strings chosen by others: whatever they hold, a picture is well-formed, carries no markup of theirs, and is the
+//! same every time.
+
+use flamegraphs::{Axis, FlameOptions, Header, HeatmapInput, HistogramInput, Loss, Panel, Point, Quantile};
+use proptest::prelude::*;
+
+/// Text as an attacker or an accident would choose it.
+fn hostile() -> impl Strategy<Value = String> {
+    prop_oneof![
+        any::<String>(),
+        "[ -~]{0,40}",
+        prop::sample::select(vec![
+            "<script>alert(1)</script>".to_owned(),
+            "]]></script><script>alert(1)</script>".to_owned(),
+            "a&b;c 12 34".to_owned(),
+            "-->\"'<!--".to_owned(),
+            "\u{1b}[31m\0\u{7}\u{202E}\u{FFFF}".to_owned(),
+            "שלום \u{2067}مرحبا".to_owned(),
+            "# comment 5".to_owned(),
+            "x".repeat(10_000),
+            "é;".repeat(5_000),
+            String::new(),
+        ]),
+    ]
+}
+
+fn header() -> impl Strategy<Value = Header> {
+    (hostile(), hostile(), any::<bool>()).prop_map(|(title, subtitle, simulated)| Header {
+        title,
+        subtitle,
+        simulated,
+    })
+}
+
+/// Parses, and fails on a script that is not inferno's one, a handler other than its `onload`, or a reference out.
+fn assert_safe(svg: &str, scripts: usize) -> Result<(), TestCaseError> {
+    let options = roxmltree::ParsingOptions { allow_dtd: true, ..Default::default() };
+    let document = roxmltree::Document::parse_with_options(svg, options)
+        .map_err(|e| TestCaseError::fail(e.to_string()))?;
+    let found = document.descendants().filter(|n| n.tag_name().name() == "script").count();
+    prop_assert_eq!(found, scripts);
+    for node in document.descendants() {
+        for attribute in node.attributes() {
+            let name = attribute.name();
+            prop_assert!(!name.starts_with("on") || (scripts == 1 && name == "onload"), "handler {}", name);
+            prop_assert!(name != "href", "reference to {}", attribute.value());
+        }
+        if let Some(text) = node.text().filter(|_| node.is_text() && node.parent_element().is_some()) {
+            let controls = text.chars().any(|c| c.is_control() && !matches!(c, '\n' | '\r' | '\t'));
+            prop_assert!(!controls, "control character in {:?}", text);
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    #[test]
+    fn flame_graphs_are_safe(
+        stacks in prop::collection::vec((prop::collection::vec(hostile(), 0..6), 0u64..1_000_000), 1..12),
+        header in header(),
+        count_name in hostile(),
+        factor in any::<f64>(),
+    ) {
+        let options = FlameOptions { header, count_name, factor, ..FlameOptions::default() };
+        let total: u64 = stacks.iter().filter(|s| !s.0.is_empty()).map(|s| s.1).sum();
+        match flamegraphs::flamegraph(stacks.clone(), &options) {
+            Ok(drawn) => {
+                assert_safe(&drawn.svg, 1)?;
+                let weights = drawn.folded.lines().map(|l| l.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap());
+                prop_assert_eq!(weights.sum::<u64>(), total);
+                let all = format!("total_samples=\"{total}\"");
+                prop_assert!(drawn.svg.contains(&all), "inferno dropped a line");
+                prop_assert_eq!(flamegraphs::flamegraph(stacks, &options).unwrap(), drawn);
+            }
+            Err(_) => prop_assert_eq!(total, 0),
+        }
+    }
+
+    #[test]
+    fn heatmaps_are_safe(
+        points in prop::collection::vec((any::<u64>(), any::<u64>(), hostile()), 1..40),
+        header in header(),
+        names in (hostile(), hostile(), hostile()),
+        losses in prop::collection::vec((any::<u64>(), any::<u64>(), hostile()), 0..3),
+        kind in 0..3,
+    ) {
+        let points: Vec<Point<'_>> =
+            points.iter().map(|(x, latency_ns, id)| Point { x: *x, latency_ns: *latency_ns, id }).collect();
+        let axis = match kind {
+            0 => Axis::Time { name: names.2, range: 0..u64::MAX },
+            1 => Axis::TokenIndex,
+            _ => Axis::LogTokenIndex,
+        };
+        let losses = losses.into_iter().map(|(a, b, what)| Loss { range: a..b, what }).collect();
+        let input = HeatmapInput { header, axis, latency_name: names.0, count_name: names.1, points, losses };
+        if let Ok(svg) = flamegraphs::heatmap(&input) {
+            assert_safe(&svg, 0)?;
+            prop_assert_eq!(flamegraphs::heatmap(&input).unwrap(), svg);
+        }
+    }
+
+    #[test]
+    fn histograms_are_safe(
+        panels in prop::collection::vec(
+            (hostile(), prop::collection::vec((any::<u64>(), any::<u64>()), 0..30),
+             prop::collection::vec((hostile(), any::<Option<u64>>()), 0..4)),
+            0..6,
+        ),
+        header in header(),
+    ) {
+        let panels = panels
+            .into_iter()
+            .map(|(name, values, quantiles)| Panel {
+                name,
+                values,
+                quantiles: quantiles.into_iter().map(|(name, value_ns)| Quantile { name, value_ns }).collect(),
+            })
+            .collect();
+        if let Ok(svg) = flamegraphs::histogram(&HistogramInput { header, panels }) {
+            assert_safe(&svg, 0)?;
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! Where the running kernel keeps what the programs read, from its BTF.
+
+use bytemuck::{Pod, Zeroable};
+
+/// Byte offsets in kernel structs.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct Offsets {
+    /// `task_struct.pid`; `tgid` follows it.
+    pub task_pid: u32,
+    /// `task_struct.start_boottime` (ns).
+    pub task_start_boottime: u32,
+    /// `task_struct.group_leader`.
+    pub task_group_leader: u32,
+    /// `task_struct.signal`.
+    pub task_signal: u32,
+    /// `signal_struct.live`: threads that have not exited.
+    pub signal_live: u32,
+    /// `task_struct.comm`.
+    pub task_comm: u32,
+    /// `task_struct.__state`.
+    pub task_state: u32,
+    /// 1: `sched_switch` passes the previous task's state as its fourth argument (Linux ≥ 5.18).
+    pub switch_has_state: u32,
+}

@@ -1,0 +1,199 @@
+//! Maps and small helpers that every program uses.
+
+use core::{arch::asm, ffi::c_void};
+
+use aya_ebpf::{
+    Global,
+    bindings::BPF_RB_NO_WAKEUP,
+    helpers::{bpf_get_current_pid_tgid, bpf_get_smp_processor_id, bpf_ktime_get_ns, generated},
+    macros::map,
+    maps::{HashMap, PerCpuArray, RingBuf},
+};
+use tracer_abi::{
+    Counter, Header, Kind, MAX_POINTS, MAX_TARGETS, MarkRecord, Offsets, Target, mark::FIXED_BYTES,
+};
+
+#[map]
+pub(crate) static VITAL: RingBuf = RingBuf::with_byte_size(16 << 20, 0);
+#[map]
+pub(crate) static BULK: RingBuf = RingBuf::with_byte_size(32 << 20, 0);
+#[map]
+pub(crate) static TARGETS: HashMap<u32, Target> = HashMap::with_max_entries(MAX_TARGETS, 0);
+#[map]
+static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Counter::ALL.len() as u32, 0);
+#[map]
+static HITS: PerCpuArray<u64> = PerCpuArray::with_max_entries(MAX_POINTS, 0);
+#[map]
+static SCRATCH: PerCpuArray<Scratch> = PerCpuArray::with_max_entries(SCRATCH_SLOTS, 0);
+
+#[unsafe(no_mangle)]
+pub(crate) static OFFSETS: Global<Offsets> = Global::new(Offsets {
+    task_pid: 0,
+    task_start_boottime: 0,
+    task_group_leader: 0,
+    task_signal: 0,
+    signal_live: 0,
+    task_comm: 0,
+    task_state: 0,
+    switch_has_state: 0,
+});
+
+/// Slots per CPU: a program may be preempted by another one on the same CPU, so one slot is not enough.
+const SCRATCH_SLOTS: u32 = 4;
+
+/// Room for one record that is too big for the stack, claimed by `busy`.
+#[repr(C)]
+pub(crate) struct Scratch {
+    busy: u64,
+    pub(crate) bytes: [u8; FIXED_BYTES + tracer_abi::mark::MAX_BYTES],
+}
+
+const _: () = assert!(size_of::<Scratch>() >= 8 + size_of::<MarkRecord>());
+
+/// Counts on this CPU. A program preempted between the read and the write of its own CPU's counter could lose a
+/// count, so the addition is atomic.
+#[inline(always)]
+pub(crate) fn count(counter: Counter) {
+    add(COUNTERS.get_ptr_mut(counter as u32));
+}
+
+#[inline(always)]
+pub(crate) fn count_hit(point: u32) {
+    add(HITS.get_ptr_mut(point));
+}
+
+#[inline(always)]
+fn add(cell: Option<*mut u64>) {
+    if let Some(cell) = cell {
+        // SAFETY: the verifier knows `cell` as a valid, aligned map value. `core` offers no atomic read-modify-write
+        // on this target, though its instruction set has them.
+        unsafe { asm!("lock *(u64 *)({cell} + 0) += {one}", cell = in(reg) cell, one = in(reg) 1u64) };
+    }
+}
+
+/// The same value, of which the compiler knows nothing: so that it keeps the comparison that follows, which the
+/// verifier needs to see.
+#[inline(always)]
+pub(crate) fn opaque(value: u64) -> u64 {
+    let mut value = value;
+    // SAFETY: moves a register to itself. (With no instruction, its line would stand twice in the line table, which
+    // the verifier refuses.)
+    unsafe { asm!("{value} = {value}", value = inout(reg) value, options(nomem, nostack, preserves_flags)) };
+    value
+}
+
+/// Atomically sets `cell` to `value`; returns what it was.
+///
+/// # Safety
+/// `cell` is a valid, aligned map value.
+#[inline(always)]
+unsafe fn exchange(cell: *mut u64, value: u64) -> u64 {
+    let mut value = value;
+    // SAFETY: by the caller's promise.
+    unsafe { asm!("{value} = xchg_64({cell} + 0, {value})", cell = in(reg) cell, value = inout(reg) value) };
+    value
+}
+
+/// Runs `f` with a scratch slot of this CPU, or counts that none was free.
+#[inline(always)]
+pub(crate) fn with_scratch(f: impl FnOnce(&mut [u8; FIXED_BYTES + tracer_abi::mark::MAX_BYTES])) {
+    let mut index = 0;
+    while index < SCRATCH_SLOTS {
+        if let Some(slot) = SCRATCH.get_ptr_mut(index) {
+            // SAFETY: a valid map value; `busy` is only accessed atomically.
+            if unsafe { exchange(&raw mut (*slot).busy, 1) } == 0 {
+                // SAFETY: the claim above makes this program the only user of `bytes`.
+                f(unsafe { &mut (*slot).bytes });
+                // SAFETY: as above.
+                unsafe { exchange(&raw mut (*slot).busy, 0) };
+                return;
+            }
+        }
+        index += 1;
+    }
+    count(Counter::ScratchBusy);
+}
+
+/// The target that is running, with the ids of the current thread: (target, tgid, tid).
+#[inline(always)]
+pub(crate) fn current_target() -> Option<(Target, u32, u32)> {
+    let id = bpf_get_current_pid_tgid();
+    let (tgid, tid) = ((id >> 32) as u32, id as u32);
+    // SAFETY: the value is copied at once; user space writes whole values only.
+    let target = unsafe { TARGETS.get(tgid) }?;
+    Some((*target, tgid, tid))
+}
+
+#[inline(always)]
+pub(crate) fn now_ns() -> u64 {
+    // SAFETY: the helper has no preconditions.
+    unsafe { bpf_ktime_get_ns() }
+}
+
+#[inline(always)]
+pub(crate) fn header(
+    kind: Kind,
+    flags: u16,
+    size: usize,
+    time_ns: u64,
+    target: &Target,
+    tgid: u32,
+    tid: u32,
+) -> Header {
+    Header {
+        kind: kind as u16,
+        flags,
+        size: size as u32,
+        time_ns,
+        tgid,
+        tid,
+        start_ticks: target.start_ticks,
+        // SAFETY: the helper has no preconditions.
+        cpu: unsafe { bpf_get_smp_processor_id() },
+        _pad: 0,
+    }
+}
+
+/// Which ring a record goes to; each has its own pair of counters.
+#[derive(Clone, Copy)]
+pub(crate) enum Ring {
+    Vital,
+    Bulk,
+}
+
+/// Copies `size` bytes at `record` into a ring, without waking anyone: user space drains on a timer.
+///
+/// # Safety
+/// `record` points to at least `size` readable bytes that the verifier knows the bounds of.
+#[inline(always)]
+pub(crate) unsafe fn output(ring: Ring, record: *const c_void, size: u64) {
+    let (map, written, dropped) = match ring {
+        Ring::Vital => (&VITAL, Counter::VitalWritten, Counter::VitalDropped),
+        Ring::Bulk => (&BULK, Counter::BulkWritten, Counter::BulkDropped),
+    };
+    // SAFETY: by the caller's promise; the map is a ring buffer.
+    let failed = unsafe {
+        generated::bpf_ringbuf_output(
+            core::ptr::from_ref(map).cast_mut().cast(),
+            record.cast_mut(),
+            size,
+            u64::from(BPF_RB_NO_WAKEUP),
+        )
+    };
+    count(if failed == 0 { written } else { dropped });
+}
+
+/// Reads a plain value at a kernel address; zeroes if that fails.
+#[inline(always)]
+pub(crate) fn read_kernel<T: bytemuck::Zeroable>(address: u64) -> T {
+    let mut value = T::zeroed();
+    // SAFETY: `value` is as long as said; the helper checks the source.
+    unsafe {
+        generated::bpf_probe_read_kernel(
+            (&raw mut value).cast(),
+            size_of::<T>() as u32,
+            address as *const c_void,
+        );
+    }
+    value
+}

@@ -1,0 +1,59 @@
+//! `mark`: copies the payload of a mark, which the program put on its own stack.
+
+use aya_ebpf::{helpers::generated, macros::uprobe, programs::ProbeContext};
+use aya_log_ebpf::debug;
+use tracer_abi::{
+    Counter, Header, Kind,
+    mark::{FIXED_BYTES, MAX_BYTES, MarkHeader},
+};
+
+use super::common::{Ring, count, current_target, header, now_ns, opaque, output, with_scratch};
+
+#[uprobe]
+fn mark(ctx: ProbeContext) -> u32 {
+    record(&ctx);
+    0
+}
+
+#[inline(always)]
+fn record(ctx: &ProbeContext) {
+    let now = now_ns();
+    let Some((target, tgid, tid)) = current_target() else { return };
+    // SAFETY: the context of a uprobe is the user's registers.
+    let (address, bytes) = unsafe { ((*ctx.regs).rdi, (*ctx.regs).rsi) };
+    if bytes < size_of::<MarkHeader>() as u64 || bytes > MAX_BYTES as u64 {
+        count(Counter::MarkBadSize);
+        debug!(ctx, "mark of {} bytes refused", bytes);
+        return;
+    }
+    with_scratch(|scratch| {
+        let mut bytes = opaque(bytes);
+        if bytes > MAX_BYTES as u64 {
+            bytes = MAX_BYTES as u64;
+        }
+        let base = scratch.as_mut_ptr();
+        // SAFETY: the scratch slot has room for the header, the fixed part and MAX_BYTES of payload.
+        unsafe {
+            base.cast::<Header>().write(header(
+                Kind::Mark,
+                0,
+                FIXED_BYTES + bytes as usize,
+                now,
+                &target,
+                tgid,
+                tid,
+            ));
+            base.add(40).cast::<[u32; 2]>().write([bytes as u32, 0]);
+            if generated::bpf_probe_read_user(
+                base.add(FIXED_BYTES).cast(),
+                bytes as u32,
+                address as *const core::ffi::c_void,
+            ) != 0
+            {
+                count(Counter::MarkUnreadable);
+                return;
+            }
+            output(Ring::Vital, base.cast_const().cast(), FIXED_BYTES as u64 + bytes);
+        }
+    });
+}

@@ -1,0 +1,9 @@
+//! One file per event. In: probes and tracepoints of the kernel. Out: records of `tracer_abi` in two rings.
+//! The programs only read the traced process; every path that loses something counts it.
+
+mod call;
+mod common;
+mod mark;
+mod process;
+mod sample;
+mod sched;

@@ -1,0 +1,35 @@
+//! The folder that a recording leaves.
+//!
+//! In: events, and rows of the derived tables. Out: files that DuckDB, pandas and Spark read as they are, and the
+//! same events and rows back. This folder must never interpret an event: what it means is `timeline`'s to say.
+//!
+//! ```text
+//! DIR/meta.json            what was recorded, where, when, how; complete or not
+//! DIR/raw/TABLE.arrows     raw tables while recording: Arrow IPC streams, a batch each second
+//! DIR/TABLE.parquet        after finishing: the raw tables, and the derived ones
+//! ```
+//!
+//! Raw tables: `calls`, `mark_*` (one per kind of mark), `clock_bursts`, `clock_host`, `sched`, `samples`, `stacks`,
+//! `mappings`, `processes`, `points`, `counters`. A table without rows has no file. Columns are named as the fields
+//! of `event` and `timeline::rows`; times end in `_ns` and are CLOCK_MONOTONIC unless the name says otherwise; a
+//! process is the two columns `tgid` and `start_ticks`; identifiers of bytes are lower-case hexadecimal text.
+
+mod column;
+mod error;
+mod folder;
+mod meta;
+mod raw;
+mod reader;
+mod stream;
+mod torn;
+mod writer;
+
+pub use error::{Error, ErrorKind, Result};
+pub use meta::{Meta, MetaProcess, VERSION};
+pub use reader::{Events, Reader, Torn};
+pub use writer::Writer;
+
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,180 @@
+//! Bytes of the kernel's rings → events.
+//!
+//! In: one record. Out: the event, with its stack as raw addresses where it has one. A record that is too short, of
+//! an unknown kind or inconsistent is a typed error that the caller counts; nothing here panics on input.
+
+use bytemuck::Pod;
+use thiserror::Error;
+use tracer_abi::{Header, Kind, MAX_FRAMES, call, mark, process, sample, sched};
+
+use super::{
+    Call, CallEnd, Mark, MarkEvent, Origin, Process, ProcessAction, ProcessId, Sample, Sched, mark::MarkError,
+};
+
+/// Why a record was refused.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum RecordError {
+    #[error("record of {actual} bytes where at least {needed} are needed")]
+    TooShort { actual: usize, needed: usize },
+    #[error("record kind {0} is unknown to this version")]
+    UnknownKind(u16),
+    #[error("process action {0} is unknown to this version")]
+    UnknownAction(u32),
+    #[error("mark: {0}")]
+    Mark(#[from] MarkError),
+}
+
+impl RecordError {
+    /// Name of its counter in the ledger.
+    #[must_use]
+    pub const fn counter(&self) -> &'static str {
+        match self {
+            Self::TooShort { .. } => "record_too_short",
+            Self::UnknownKind(_) => "record_unknown_kind",
+            Self::UnknownAction(_) => "record_unknown_action",
+            Self::Mark(_) => "mark_malformed",
+        }
+    }
+}
+
+/// Addresses of a stack as the kernel gave them, leaf first.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct RawStack {
+    pub kernel: Vec<u64>,
+    pub user: Vec<u64>,
+}
+
+/// A decoded record.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Record {
+    Call(Call),
+    Mark(MarkEvent),
+    /// `stack` of the event is not set yet.
+    Sched(Sched, RawStack),
+    /// `stack` of the event is not set yet.
+    Sample(Sample, RawStack),
+    Process(Process),
+}
+
+impl Record {
+    /// Decodes one record.
+    ///
+    /// # Errors
+    /// The bytes are not a record of this version.
+    pub fn decode(bytes: &[u8]) -> Result<Self, RecordError> {
+        let header: Header = read(bytes, 0)?;
+        let kind = Kind::try_from(header.kind).map_err(|unknown| RecordError::UnknownKind(unknown.0))?;
+        let origin = Origin {
+            time_ns: header.time_ns,
+            process: ProcessId { tgid: header.tgid, start_ticks: header.start_ticks },
+            tid: header.tid,
+            cpu: header.cpu,
+        };
+        match kind {
+            Kind::Call => Ok(Self::Call(call_of(&read(bytes, 0)?))),
+            Kind::Mark => {
+                let payload_bytes: u32 = read(bytes, size_of::<Header>())?;
+                let payload = slice(bytes, mark::FIXED_BYTES, payload_bytes as usize)?;
+                Ok(Self::Mark(MarkEvent { origin, mark: Mark::decode(payload)? }))
+            }
+            Kind::Sched => sched_of(bytes, header, origin),
+            Kind::Sample => sample_of(bytes, header, origin),
+            Kind::Process => process_of(&read(bytes, 0)?, origin),
+        }
+    }
+}
+
+/// The event of a call record, also as read from the map of open calls.
+#[must_use]
+pub fn call_of(record: &tracer_abi::Call) -> Call {
+    let header = &record.header;
+    let end = match header.flags {
+        call::RETURNED => CallEnd::Returned,
+        call::UNWOUND => CallEnd::Unwound,
+        call::EXITED => CallEnd::Exited,
+        call::OPEN => CallEnd::Open,
+        _ => CallEnd::EntryOnly,
+    };
+    Call {
+        origin: Origin {
+            time_ns: header.time_ns,
+            process: ProcessId { tgid: header.tgid, start_ticks: header.start_ticks },
+            tid: header.tid,
+            cpu: header.cpu,
+        },
+        point: record.point,
+        parent_point: (record.parent_point != call::NO_PARENT).then_some(record.parent_point),
+        depth: record.depth,
+        begin_ns: record.begin_ns,
+        end_ns: record.end_ns,
+        end,
+        sp: record.sp,
+        args: record.args,
+        ret: record.ret,
+    }
+}
+
+fn sched_of(bytes: &[u8], header: Header, origin: Origin) -> Result<Record, RecordError> {
+    const FIELDS: usize = size_of::<Header>();
+    let [off_ns, wake_ns]: [u64; 2] = read(bytes, FIELDS)?;
+    let [waker_tgid, waker_tid, prev_state]: [u32; 3] = read(bytes, FIELDS + 16)?;
+    let [kernel, user]: [u16; 2] = read(bytes, FIELDS + 28)?;
+    let event = Sched {
+        origin,
+        off_ns,
+        wake_ns: (wake_ns != 0).then_some(wake_ns),
+        waker_tgid,
+        waker_tid,
+        prev_state,
+        preempted: header.flags & sched::PREEMPTED != 0,
+        open: header.flags & sched::OPEN != 0,
+        stack: None,
+    };
+    Ok(Record::Sched(event, stack(bytes, sched::FIXED_BYTES, kernel, user)?))
+}
+
+fn sample_of(bytes: &[u8], header: Header, origin: Origin) -> Result<Record, RecordError> {
+    const FIELDS: usize = size_of::<Header>();
+    let period_ns: u64 = read(bytes, FIELDS)?;
+    let [kernel, user]: [u16; 2] = read(bytes, FIELDS + 8)?;
+    let event =
+        Sample { origin, period_ns, kernel_mode: header.flags & sample::KERNEL_MODE != 0, stack: None };
+    Ok(Record::Sample(event, stack(bytes, sample::FIXED_BYTES, kernel, user)?))
+}
+
+fn process_of(record: &tracer_abi::Process, origin: Origin) -> Result<Record, RecordError> {
+    let action = match record.action {
+        process::FORK => ProcessAction::Fork,
+        process::EXEC => ProcessAction::Exec,
+        process::EXIT => ProcessAction::Exit,
+        other => return Err(RecordError::UnknownAction(other)),
+    };
+    let length = record.comm.iter().position(|byte| *byte == 0).unwrap_or(record.comm.len());
+    Ok(Record::Process(Process {
+        origin,
+        action,
+        parent_tgid: record.parent_tgid,
+        parent_tid: record.parent_tid,
+        comm: String::from_utf8_lossy(&record.comm[..length]).into_owned(),
+    }))
+}
+
+fn stack(bytes: &[u8], at: usize, kernel: u16, user: u16) -> Result<RawStack, RecordError> {
+    let (kernel, user) = (usize::from(kernel), usize::from(user));
+    let frames = (kernel + user).min(MAX_FRAMES);
+    let mut addresses = slice(bytes, at, 8 * frames)?.chunks_exact(8).map(|chunk| {
+        let mut word = [0; 8];
+        word.copy_from_slice(chunk);
+        u64::from_ne_bytes(word)
+    });
+    Ok(RawStack { kernel: addresses.by_ref().take(kernel).collect(), user: addresses.collect() })
+}
+
+fn slice(bytes: &[u8], at: usize, length: usize) -> Result<&[u8], RecordError> {
+    let needed = at.saturating_add(length);
+    bytes.get(at..needed).ok_or(RecordError::TooShort { actual: bytes.len(), needed })
+}
+
+fn read<T: Pod>(bytes: &[u8], at: usize) -> Result<T, RecordError> {
+    Ok(bytemuck::pod_read_unaligned(slice(bytes, at, size_of::<T>())?))
+}

@@ -1,0 +1,246 @@
+//! Loads the programs and attaches those that serve all targets at once.
+
+use std::path::Path;
+
+use aya::{
+    Btf, Ebpf, EbpfLoader,
+    maps::{HashMap, MapData, PerCpuArray, RingBuf},
+    programs::{
+        BtfTracePoint, PerfEvent, ProgramError, UProbe,
+        perf_event::{PerfEventConfig, PerfEventLink, PerfEventScope, SamplePolicy, SoftwareEvent},
+        tp_btf::BtfTracePointLink,
+    },
+};
+use tracer_abi::{globals, maps, programs};
+
+use super::{ProbeError, btf, object};
+
+/// What to record.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// On-CPU samples per second and CPU; 0: none.
+    pub sample_hz: u64,
+    /// Off-CPU intervals and who ended them.
+    pub sched: bool,
+    /// Off-CPU intervals shorter than this many ns are not recorded.
+    pub min_off_cpu_ns: u64,
+    /// Children of targets become targets.
+    pub follow: bool,
+    /// Messages of the kernel-side programs go to the log.
+    pub log_kernel: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { sample_hz: 99, sched: true, min_off_cpu_ns: 0, follow: true, log_kernel: false }
+    }
+}
+
+/// A kind of event that this machine cannot record; the rest still works.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Missing {
+    /// `sched`, `samples` or `process`.
+    pub what: &'static str,
+    pub consequence: &'static str,
+    pub why: String,
+}
+
+/// The loaded programs and their maps.
+pub(crate) struct Kernel {
+    ebpf: Ebpf,
+    pub(crate) vital: RingBuf<MapData>,
+    pub(crate) bulk: RingBuf<MapData>,
+    pub(crate) targets: HashMap<MapData, u32, [u64; 2]>,
+    pub(crate) open_calls: HashMap<MapData, [u32; 2], [u64; 17]>,
+    pub(crate) sleepers: HashMap<MapData, u32, [u64; SCHED_WORDS]>,
+    pub(crate) counters: PerCpuArray<MapData, u64>,
+    pub(crate) hits: PerCpuArray<MapData, u64>,
+    pub(crate) missing: Vec<Missing>,
+    links: Vec<GlobalLink>,
+    logger: Option<aya_log::EbpfLogger<&'static dyn log::Log>>,
+}
+
+pub(crate) const SCHED_WORDS: usize = size_of::<tracer_abi::Sched>() / 8;
+const _: () = assert!(size_of::<tracer_abi::Call>() == 17 * 8);
+
+impl Kernel {
+    /// Loads everything; attaches the scheduler, process and sampling programs where the machine has them.
+    pub(crate) fn load(options: &Options) -> Result<Self, ProbeError> {
+        let object = object::bytes()?;
+        check_privileges()?;
+        let path = Path::new(btf::VMLINUX);
+        let offsets = btf::offsets(path)?;
+        let period_ns = 1_000_000_000u64.checked_div(options.sample_hz).unwrap_or(0);
+        let level = if options.log_kernel { aya_log::Level::Debug as u8 } else { 0 };
+        let mut ebpf = EbpfLoader::new()
+            .override_global(globals::OFFSETS, bytemuck::bytes_of(&offsets), true)
+            .override_global(globals::SAMPLE_PERIOD_NS, &period_ns, true)
+            .override_global(globals::MIN_OFF_CPU_NS, &options.min_off_cpu_ns, true)
+            .override_global(aya_log::LEVEL, &level, true)
+            .load(object)?;
+        let logger = if options.log_kernel { logger(&mut ebpf) } else { None };
+        let mut kernel = Self {
+            vital: take(&mut ebpf, maps::VITAL)?,
+            bulk: take(&mut ebpf, maps::BULK)?,
+            targets: take(&mut ebpf, maps::TARGETS)?,
+            open_calls: take(&mut ebpf, maps::OPEN)?,
+            sleepers: take(&mut ebpf, maps::SLEEPERS)?,
+            counters: take(&mut ebpf, maps::COUNTERS)?,
+            hits: take(&mut ebpf, maps::HITS)?,
+            missing: Vec::new(),
+            links: Vec::new(),
+            logger,
+            ebpf,
+        };
+        for name in [programs::CALL_ENTRY, programs::CALL_RETURN, programs::MARK] {
+            let source = |source| ProbeError::Program { what: format!("loading program `{name}`"), source };
+            kernel.uprobe(name)?.load().map_err(source)?;
+        }
+        kernel.attach_global(options)?;
+        Ok(kernel)
+    }
+
+    fn attach_global(&mut self, options: &Options) -> Result<(), ProbeError> {
+        let btf = Btf::from_sys_fs()
+            .map_err(|error| ProbeError::BadBtf { path: btf::VMLINUX.into(), what: error.to_string() })?;
+        for (name, tracepoint) in [
+            (programs::PROCESS_FORK, "sched_process_fork"),
+            (programs::PROCESS_EXEC, "sched_process_exec"),
+            (programs::PROCESS_EXIT, "sched_process_exit"),
+        ] {
+            let consequence = "children, program changes and exits of targets are not followed";
+            self.tracepoint("process", consequence, name, tracepoint, &btf);
+        }
+        if options.sched {
+            let consequence = "no off-CPU time: waiting for a CPU or a lock cannot be told from running";
+            // Waking first: a switch-in without its wake-up would look like an unseen wake-up.
+            self.tracepoint("sched", consequence, programs::SCHED_WAKING, "sched_waking", &btf);
+            self.tracepoint("sched", consequence, programs::SCHED_SWITCH, "sched_switch", &btf);
+        }
+        if options.sample_hz > 0
+            && let Err(why) = self.attach_samples(options.sample_hz)
+        {
+            let consequence = "no on-CPU stacks: the flame graph will be empty";
+            self.missing.push(Missing { what: "samples", consequence, why });
+        }
+        Ok(())
+    }
+
+    fn tracepoint(
+        &mut self,
+        what: &'static str,
+        consequence: &'static str,
+        name: &'static str,
+        tracepoint: &str,
+        btf: &Btf,
+    ) {
+        if let Err(why) = self.try_tracepoint(name, tracepoint, btf) {
+            self.missing.push(Missing { what, consequence, why });
+        }
+    }
+
+    fn try_tracepoint(&mut self, name: &'static str, tracepoint: &str, btf: &Btf) -> Result<(), String> {
+        let program = self.ebpf.program_mut(name).ok_or_else(|| format!("no program `{name}`"))?;
+        let program: &mut BtfTracePoint = program.try_into().map_err(chain)?;
+        program.load(tracepoint, btf).map_err(chain)?;
+        let link = program.attach().map_err(chain)?;
+        self.links.push(GlobalLink::Tracepoint(program.take_link(link).map_err(chain)?));
+        Ok(())
+    }
+
+    fn attach_samples(&mut self, hz: u64) -> Result<(), String> {
+        let cpus = aya::util::online_cpus().map_err(|(path, error)| format!("{path}: {error}"))?;
+        let name = programs::SAMPLE;
+        let program = self.ebpf.program_mut(name).ok_or_else(|| format!("no program `{name}`"))?;
+        let program: &mut PerfEvent = program.try_into().map_err(chain)?;
+        program.load().map_err(chain)?;
+        for cpu in cpus {
+            let link = program
+                .attach(
+                    PerfEventConfig::Software(SoftwareEvent::CpuClock),
+                    PerfEventScope::AllProcessesOneCpu { cpu },
+                    SamplePolicy::Frequency(hz),
+                    false,
+                )
+                .map_err(chain)?;
+            self.links.push(GlobalLink::Samples(program.take_link(link).map_err(chain)?));
+        }
+        Ok(())
+    }
+
+    /// One of the uprobe programs.
+    pub(crate) fn uprobe(&mut self, name: &'static str) -> Result<&mut UProbe, ProbeError> {
+        let program = self.ebpf.program_mut(name).ok_or(ProbeError::Absent { what: "program", name })?;
+        program.try_into().map_err(|source| ProbeError::Program { what: name.into(), source })
+    }
+
+    /// Passes on what the kernel-side programs logged.
+    pub(crate) fn flush_log(&mut self) {
+        if let Some(logger) = &mut self.logger {
+            logger.flush();
+        }
+    }
+
+    /// Detaches everything that serves all targets: what is left in the maps then stays as it is.
+    pub(crate) fn detach_global(&mut self) {
+        self.links.clear();
+    }
+}
+
+/// Keeps a program attached while it lives.
+#[expect(dead_code, reason = "held for its drop only")]
+enum GlobalLink {
+    Tracepoint(BtfTracePointLink),
+    Samples(PerfEventLink),
+}
+
+fn logger(ebpf: &mut Ebpf) -> Option<aya_log::EbpfLogger<&'static dyn log::Log>> {
+    match aya_log::EbpfLogger::init(ebpf) {
+        Ok(logger) => Some(logger),
+        Err(error) => {
+            tracing::warn!("messages of the kernel-side programs are not available: {error}");
+            None
+        }
+    }
+}
+
+fn take<T>(ebpf: &mut Ebpf, name: &'static str) -> Result<T, ProbeError>
+where
+    T: TryFrom<aya::maps::Map, Error = aya::maps::MapError>,
+{
+    let map = ebpf.take_map(name).ok_or(ProbeError::Absent { what: "map", name })?;
+    T::try_from(map).map_err(|source| ProbeError::Map { name, source })
+}
+
+/// An error with its causes, on one line. What the verifier said goes to the log: it is long, and for us.
+fn chain(error: impl std::error::Error + 'static) -> String {
+    if let Some(ProgramError::LoadError { io_error, verifier_log }) =
+        (&error as &dyn std::error::Error).downcast_ref()
+    {
+        tracing::debug!("verifier: {verifier_log}");
+        return format!("the kernel refuses the program: {io_error} (TRACER_LOG=debug shows why)");
+    }
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text = format!("{text}: {error}");
+        source = error.source();
+    }
+    text
+}
+
+const CAPABILITIES: [(u32, &str); 3] = [(39, "CAP_BPF"), (38, "CAP_PERFMON"), (19, "CAP_SYS_PTRACE")];
+const CAP_SYS_ADMIN: u32 = 21;
+
+/// Whether the process may load and attach; asks before trying, since the kernel's own answer is a bare EPERM.
+fn check_privileges() -> Result<(), ProbeError> {
+    let status = procfs::process::Process::myself().and_then(|process| process.status());
+    let Ok(status) = status else { return Ok(()) };
+    let has = |capability: u32| status.capeff >> capability & 1 == 1;
+    let missing: Vec<&str> = CAPABILITIES
+        .iter()
+        .filter(|(number, _)| !has(*number) && !(has(CAP_SYS_ADMIN) && *number != 19))
+        .map(|(_, name)| *name)
+        .collect();
+    if missing.is_empty() { Ok(()) } else { Err(ProbeError::Privileges { missing: missing.join(", ") }) }
+}

@@ -1,0 +1,20 @@
+//! Kernel side of a recording: load the programs, attach them to processes, drain their rings.
+//!
+//! In: which processes, what to record. Out: [`crate::event::Event`]s in time order, and the counters of everything
+//! that was lost or refused. This folder never changes a traced process beyond the probes that the kernel places in
+//! it for us, and takes those away when it is dropped (or dies: the kernel does it then).
+
+mod attach;
+pub mod btf;
+mod clock;
+mod error;
+mod kernel;
+pub mod object;
+pub mod process;
+mod session;
+
+pub use attach::Notice;
+pub use clock::monotonic_ns;
+pub use error::ProbeError;
+pub use kernel::{Missing, Options};
+pub use session::{DRAIN_INTERVAL, Progress, Session};

@@ -1,0 +1,160 @@
+//! Finding processes.
+
+use std::{io, path::Path};
+
+use procfs::process::{MMPermissions, MMapPath, Process as ProcProcess};
+
+use super::ProbeError;
+use crate::event::ProcessId;
+
+/// An executable file mapping of a live process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileMapping {
+    pub begin: u64,
+    pub end: u64,
+    pub offset: u64,
+    pub device: (i32, i32),
+    pub inode: u64,
+    /// Path as the process sees it, without ` (deleted)`; or `[vdso]`.
+    pub path: String,
+    pub deleted: bool,
+}
+
+/// A process that runs now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    pub id: ProcessId,
+    pub comm: String,
+}
+
+/// Identity and name of a live process.
+///
+/// # Errors
+/// It is gone, or /proc cannot be read.
+pub fn find(pid: u32) -> Result<Found, ProbeError> {
+    let stat = open(pid)?.stat().map_err(|error| proc_error(pid, error))?;
+    Ok(Found { id: ProcessId { tgid: pid, start_ticks: stat.starttime }, comm: stat.comm })
+}
+
+/// All live processes called `comm`, and those whose executable is.
+///
+/// # Errors
+/// There is none, or /proc cannot be read.
+pub fn by_comm(comm: &str) -> Result<Vec<Found>, ProbeError> {
+    let found: Vec<Found> = all()?
+        .into_iter()
+        .filter(|process| process.comm == comm || executable(process.id.tgid).as_deref() == Some(comm))
+        .filter(|process| process.id.tgid != std::process::id())
+        .collect();
+    if found.is_empty() { Err(ProbeError::NoSuchComm { comm: comm.into() }) } else { Ok(found) }
+}
+
+fn executable(pid: u32) -> Option<String> {
+    executable_path(pid)?.rsplit('/').next().map(str::to_owned)
+}
+
+/// Path of the program that a process runs, as the process sees it.
+#[must_use]
+pub fn executable_path(pid: u32) -> Option<String> {
+    std::fs::read_link(format!("/proc/{pid}/exe")).ok().map(|path| path.to_string_lossy().into_owned())
+}
+
+/// All live processes.
+///
+/// # Errors
+/// /proc cannot be read.
+pub fn all() -> Result<Vec<Found>, ProbeError> {
+    let processes = procfs::process::all_processes().map_err(|error| proc_error(0, error))?;
+    Ok(processes
+        .filter_map(Result::ok)
+        .filter_map(|process| process.stat().ok())
+        .map(|stat| Found {
+            id: ProcessId { tgid: stat.pid.unsigned_abs(), start_ticks: stat.starttime },
+            comm: stat.comm,
+        })
+        .collect())
+}
+
+/// A process and all its living descendants.
+///
+/// # Errors
+/// It is gone, or /proc cannot be read.
+pub fn tree(root: u32) -> Result<Vec<Found>, ProbeError> {
+    let mut tree = vec![find(root)?];
+    let mut index = 0;
+    while let Some(parent) = tree.get(index) {
+        let tasks = Path::new("/proc").join(parent.id.tgid.to_string()).join("task");
+        // A task that ends meanwhile has no children to follow.
+        for task in std::fs::read_dir(tasks).into_iter().flatten().flatten() {
+            let children = std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
+            for child in children.split_whitespace().filter_map(|pid| pid.parse().ok()) {
+                if let Ok(found) = find(child) {
+                    tree.push(found);
+                }
+            }
+        }
+        index += 1;
+    }
+    Ok(tree)
+}
+
+/// Ids and names of the threads of a process.
+#[must_use]
+pub fn threads(pid: u32) -> Vec<(u32, String)> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task"));
+    tasks
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|task| {
+            let tid = task.file_name().to_str()?.parse().ok()?;
+            let comm = std::fs::read_to_string(task.path().join("comm")).ok()?;
+            Some((tid, comm.trim_end().to_owned()))
+        })
+        .collect()
+}
+
+/// The executable mappings of a live process.
+///
+/// # Errors
+/// It is gone, or its maps cannot be read.
+pub fn mappings(pid: u32) -> Result<Vec<FileMapping>, ProbeError> {
+    let maps = open(pid)?.maps().map_err(|error| proc_error(pid, error))?;
+    Ok(maps
+        .into_iter()
+        .filter(|map| map.perms.contains(MMPermissions::EXECUTE))
+        .filter_map(|map| {
+            let path = match map.pathname {
+                MMapPath::Path(path) => path.to_string_lossy().into_owned(),
+                MMapPath::Vdso => "[vdso]".to_owned(),
+                _ => return None,
+            };
+            let (path, deleted) = match path.strip_suffix(" (deleted)") {
+                Some(path) => (path.to_owned(), true),
+                None => (path, false),
+            };
+            Some(FileMapping {
+                begin: map.address.0,
+                end: map.address.1,
+                offset: map.offset,
+                device: map.dev,
+                inode: map.inode,
+                path,
+                deleted,
+            })
+        })
+        .collect())
+}
+
+fn open(pid: u32) -> Result<ProcProcess, ProbeError> {
+    let number = i32::try_from(pid).map_err(|_| ProbeError::ProcessGone { pid })?;
+    ProcProcess::new(number).map_err(|error| proc_error(pid, error))
+}
+
+fn proc_error(pid: u32, error: procfs::ProcError) -> ProbeError {
+    match error {
+        procfs::ProcError::NotFound(_) => ProbeError::ProcessGone { pid },
+        procfs::ProcError::Io(source, _) => ProbeError::Process { pid, source },
+        other => ProbeError::Process { pid, source: io::Error::other(other.to_string()) },
+    }
+}

@@ -1,0 +1,363 @@
+//! A recording in progress.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use aya::maps::{MapData, RingBuf};
+use engines::{Profiles, Role};
+use tracer_abi::{Counter, TARGET_FOLLOW, Target, call, sched};
+
+use super::{
+    Missing, Options, ProbeError,
+    attach::{Attacher, Notice},
+    clock::{bracket, monotonic_ns},
+    kernel::Kernel,
+    process::{self, Found},
+};
+use crate::{
+    event::{
+        Event, Origin, Process, ProcessAction, ProcessId,
+        record::{RawStack, Record, RecordError, call_of},
+        sorter::Sorter,
+        stack::{MappingIndex, StackTable},
+    },
+    timeline::tables::LedgerRow,
+};
+
+/// A program may be preempted between taking its time stamp and writing its record; rarely for longer than this.
+const SLACK_NS: u64 = 10_000_000;
+/// Host clock brackets: 50 Hz, every 50th with the wall clocks.
+const BRACKET_NS: u64 = 20_000_000;
+const WALL_EVERY: u64 = 50;
+/// Mappings that changed without the loader telling (a plain mmap) are found this often.
+const RESCAN_NS: u64 = 2_000_000_000;
+/// Records taken from a ring in one go, so that a flood cannot keep the other ring waiting.
+const MAX_BURST: usize = 100_000;
+
+/// How often to call [`Session::drain`]: the rings hold a second's worth of a busy server many times over.
+pub const DRAIN_INTERVAL: Duration = Duration::from_millis(2);
+
+/// What a recording has seen so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    pub events: u64,
+    pub steps: u64,
+    pub tokens: u64,
+    pub dropped: u64,
+}
+
+/// Probes in the kernel and in the targets, and everything that turns their records into ordered events.
+pub struct Session {
+    kernel: Kernel,
+    attacher: Attacher,
+    sorter: Sorter<Pending>,
+    stacks: StackTable,
+    rejects: BTreeMap<&'static str, u64>,
+    options: Options,
+    step_points: Vec<u32>,
+    loader_points: Vec<u32>,
+    progress: Progress,
+    next_bracket_ns: u64,
+    next_rescan_ns: u64,
+    brackets: u64,
+    /// Time that a process ran without its probes after a fork or exec.
+    gaps: BTreeMap<ProcessId, u64>,
+}
+
+/// An event that waits for its turn; stacks are resolved when it comes, with the mappings known then.
+enum Pending {
+    Ready(Event),
+    Record(Record),
+}
+
+impl Session {
+    /// Loads the kernel side. Nothing is traced until [`Session::add`].
+    ///
+    /// # Errors
+    /// No privileges, no BTF, no kernel-side program in this binary, or the kernel refuses it.
+    pub fn start(options: Options, profiles: Profiles) -> Result<Self, ProbeError> {
+        Ok(Self {
+            kernel: Kernel::load(&options)?,
+            attacher: Attacher::new(profiles),
+            sorter: Sorter::new(SLACK_NS),
+            stacks: StackTable::default(),
+            rejects: BTreeMap::new(),
+            options,
+            step_points: Vec::new(),
+            loader_points: Vec::new(),
+            progress: Progress::default(),
+            next_bracket_ns: 0,
+            next_rescan_ns: 0,
+            brackets: 0,
+            gaps: BTreeMap::new(),
+        })
+    }
+
+    /// Traces a process from now on: its scheduling at once, its probe points as far as they are mapped.
+    ///
+    /// # Errors
+    /// The process is gone, or the map of targets is full.
+    pub fn add(&mut self, found: &Found) -> Result<(), ProbeError> {
+        let now_ns = monotonic_ns();
+        let flags = if self.options.follow { TARGET_FOLLOW } else { 0 };
+        let target = Target { start_ticks: found.id.start_ticks, flags };
+        self.kernel
+            .targets
+            .insert(found.id.tgid, bytemuck::cast::<Target, [u64; 2]>(target), 0)
+            .map_err(|source| ProbeError::Map { name: tracer_abi::maps::TARGETS, source })?;
+        let mut threads = process::threads(found.id.tgid);
+        threads.sort_by_key(|(tid, _)| *tid != found.id.tgid);
+        for (tid, comm) in threads {
+            let origin = Origin { time_ns: now_ns, process: found.id, tid, cpu: 0 };
+            let action = ProcessAction::Found;
+            let event = Process { origin, action, parent_tgid: 0, parent_tid: 0, comm };
+            self.sorter.push(now_ns, Pending::Ready(Event::Process(event)));
+        }
+        self.scan(found.id)
+    }
+
+    /// Empties the rings (of a flood: a part); `out` receives the events whose turn has come, in time order. Returns
+    /// the number of records that were taken.
+    pub fn drain(&mut self, out: &mut Vec<Event>) -> usize {
+        let drained_ns = monotonic_ns();
+        if drained_ns >= self.next_bracket_ns {
+            self.next_bracket_ns = drained_ns + BRACKET_NS;
+            let bracket = bracket(self.brackets.is_multiple_of(WALL_EVERY));
+            self.brackets += 1;
+            self.sorter.push(bracket.monotonic_ns, Pending::Ready(Event::HostClock(bracket)));
+        }
+        let mut records = Vec::new();
+        for ring in [&mut self.kernel.vital, &mut self.kernel.bulk] {
+            take(ring, &mut records, &mut self.rejects);
+        }
+        let taken = records.len();
+        for record in records {
+            self.note(&record);
+            let time_ns = match &record {
+                Record::Call(event) => event.origin.time_ns,
+                Record::Mark(event) => event.origin.time_ns,
+                Record::Sched(event, _) => event.origin.time_ns,
+                Record::Sample(event, _) => event.origin.time_ns,
+                Record::Process(event) => event.origin.time_ns,
+            };
+            self.sorter.push(time_ns, Pending::Record(record));
+        }
+        self.rescan(drained_ns);
+        self.release(drained_ns, out);
+        self.kernel.flush_log();
+        taken
+    }
+
+    /// Ends the recording: detaches, empties the rings, and reports what is still open in the kernel.
+    pub fn stop(mut self, out: &mut Vec<Event>) -> Vec<LedgerRow> {
+        self.kernel.detach_global();
+        let stop_ns = monotonic_ns();
+        self.open_calls(stop_ns);
+        self.open_sleeps(stop_ns);
+        for attached in self.attacher.processes.values_mut() {
+            attached.detach();
+        }
+        while self.drain(out) > 0 {}
+        self.release(u64::MAX, out);
+        self.ledger()
+    }
+
+    /// Everything that was counted so far.
+    #[must_use]
+    pub fn ledger(&self) -> Vec<LedgerRow> {
+        let mut rows: Vec<LedgerRow> = Counter::ALL
+            .iter()
+            .map(|counter| row(None, counter.name(), self.counter(*counter), counter.is_loss()))
+            .collect();
+        rows.extend(self.rejects.iter().map(|(name, count)| row(None, name, *count, true)));
+        rows.push(row(None, "events_late", self.sorter.late(), false));
+        rows.extend(self.gaps.iter().map(|(process, ns)| row(Some(*process), "attach_gap_ns", *ns, false)));
+        for (id, (process, name)) in self.attacher.points.iter().enumerate() {
+            let id = u32::try_from(id).unwrap_or(u32::MAX);
+            let hits = self.kernel.hits.get(&id, 0).map_or(0, |cpus| cpus.iter().sum());
+            rows.push(row(Some(*process), &format!("hits:{name}"), hits, false));
+        }
+        rows
+    }
+
+    /// Processes that are traced and alive.
+    #[must_use]
+    pub fn live(&self) -> usize {
+        let alive = |id: &&ProcessId| process::find(id.tgid).is_ok_and(|found| found.id == **id);
+        self.attacher.processes.keys().filter(alive).count()
+    }
+
+    /// Steps and marks that can be seen in the targets now: (step points, mark sites).
+    #[must_use]
+    pub fn coverage(&self) -> (usize, usize) {
+        let processes = self.attacher.processes.values();
+        processes.fold((0, 0), |(steps, marks), one| (steps + one.steps, marks + one.marks))
+    }
+
+    /// What this machine cannot record.
+    #[must_use]
+    pub fn missing(&self) -> &[Missing] {
+        &self.kernel.missing
+    }
+
+    /// Takes what should be said about the targets.
+    pub fn take_notices(&mut self) -> Vec<Notice> {
+        std::mem::take(&mut self.attacher.notices)
+    }
+
+    /// Counts for a progress line.
+    #[must_use]
+    pub fn progress(&self) -> Progress {
+        let dropped = Counter::ALL
+            .iter()
+            .filter(|counter| counter.is_loss())
+            .map(|counter| self.counter(*counter))
+            .sum::<u64>()
+            + self.rejects.values().sum::<u64>();
+        Progress { dropped, ..self.progress }
+    }
+
+    fn counter(&self, counter: Counter) -> u64 {
+        self.kernel.counters.get(&(counter as u32), 0).map_or(0, |cpus| cpus.iter().sum())
+    }
+
+    /// What a record means for the session itself.
+    fn note(&mut self, record: &Record) {
+        self.progress.events += 1;
+        match record {
+            Record::Call(call) if self.loader_points.contains(&call.point) => {
+                self.attacher.processes.entry(call.origin.process).or_default().stale = true;
+            }
+            Record::Call(call) if self.step_points.contains(&call.point) => self.progress.steps += 1,
+            Record::Mark(event) if matches!(event.mark, crate::event::Mark::Token(_)) => {
+                self.progress.tokens += 1;
+            }
+            Record::Process(event) => self.note_process(event),
+            _ => {}
+        }
+    }
+
+    fn note_process(&mut self, event: &Process) {
+        let id = event.origin.process;
+        match event.action {
+            ProcessAction::Exec => self.attacher.begin_program(id, event.origin.time_ns),
+            ProcessAction::Fork if event.parent_tgid != id.tgid => {
+                self.attacher.begin_program(id, event.origin.time_ns);
+            }
+            _ => {}
+        }
+    }
+
+    fn rescan(&mut self, now_ns: u64) {
+        let all = now_ns >= self.next_rescan_ns;
+        if all {
+            self.next_rescan_ns = now_ns + RESCAN_NS;
+        }
+        let due: Vec<ProcessId> = self
+            .attacher
+            .processes
+            .iter()
+            .filter(|(_, attached)| all || attached.stale)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in due {
+            let began_ns = self.attacher.processes.get_mut(&id).and_then(|attached| attached.began_ns.take());
+            let _gone_or_unreadable = self.scan(id);
+            if let Some(began_ns) = began_ns {
+                *self.gaps.entry(id).or_default() += monotonic_ns().saturating_sub(began_ns);
+            }
+        }
+    }
+
+    fn scan(&mut self, id: ProcessId) -> Result<(), ProbeError> {
+        let now_ns = monotonic_ns();
+        let mut events = Vec::new();
+        let result = self.attacher.scan(&mut self.kernel, id, now_ns, &mut events);
+        for event in events {
+            if let Event::Point(point) = &event {
+                match point.role {
+                    Role::Step => self.step_points.push(point.id),
+                    Role::Loader => self.loader_points.push(point.id),
+                    _ => {}
+                }
+            }
+            self.sorter.push(now_ns, Pending::Ready(event));
+        }
+        result
+    }
+
+    fn release(&mut self, drained_ns: u64, out: &mut Vec<Event>) {
+        let none = MappingIndex::default();
+        let Self { sorter, stacks, attacher, .. } = self;
+        sorter.release(drained_ns, |pending| {
+            let mut intern = |origin: Origin, raw: RawStack| {
+                let index = attacher.processes.get(&origin.process).map_or(&none, |attached| &attached.index);
+                stacks.intern(origin.time_ns, origin.process, raw, index)
+            };
+            match pending {
+                Pending::Ready(event) => out.push(event),
+                Pending::Record(Record::Call(event)) => out.push(Event::Call(event)),
+                Pending::Record(Record::Mark(event)) => out.push(Event::Mark(event)),
+                Pending::Record(Record::Process(event)) => out.push(Event::Process(event)),
+                Pending::Record(Record::Sched(mut event, raw)) => {
+                    if let Some((id, new)) = intern(event.origin, raw) {
+                        out.extend(new.map(Event::Stack));
+                        event.stack = Some(id);
+                    }
+                    out.push(Event::Sched(event));
+                }
+                Pending::Record(Record::Sample(mut event, raw)) => {
+                    if let Some((id, new)) = intern(event.origin, raw) {
+                        out.extend(new.map(Event::Stack));
+                        event.stack = Some(id);
+                    }
+                    out.push(Event::Sample(event));
+                }
+            }
+        });
+    }
+
+    fn open_calls(&mut self, stop_ns: u64) {
+        let open: Vec<_> = self.kernel.open_calls.iter().filter_map(Result::ok).collect();
+        for (_, words) in open {
+            let mut record: tracer_abi::Call = bytemuck::cast(words);
+            record.header.flags = call::OPEN;
+            record.header.time_ns = stop_ns;
+            record.end_ns = stop_ns;
+            self.sorter.push(stop_ns, Pending::Record(Record::Call(call_of(&record))));
+        }
+    }
+
+    fn open_sleeps(&mut self, stop_ns: u64) {
+        let sleepers: Vec<_> = self.kernel.sleepers.iter().filter_map(Result::ok).collect();
+        for (_, words) in sleepers {
+            let mut record: tracer_abi::Sched = bytemuck::cast(words);
+            if record.off_ns == 0 {
+                continue;
+            }
+            record.header.flags |= sched::OPEN;
+            record.header.time_ns = stop_ns;
+            match Record::decode(bytemuck::bytes_of(&record)) {
+                Ok(record) => self.sorter.push(stop_ns, Pending::Record(record)),
+                Err(error) => reject(&mut self.rejects, &error),
+            }
+        }
+    }
+}
+
+fn take(ring: &mut RingBuf<MapData>, records: &mut Vec<Record>, rejects: &mut BTreeMap<&'static str, u64>) {
+    for _ in 0..MAX_BURST {
+        let Some(item) = ring.next() else { return };
+        match Record::decode(&item) {
+            Ok(record) => records.push(record),
+            Err(error) => reject(rejects, &error),
+        }
+    }
+}
+
+fn reject(rejects: &mut BTreeMap<&'static str, u64>, error: &RecordError) {
+    *rejects.entry(error.counter()).or_default() += 1;
+}
+
+fn row(process: Option<ProcessId>, name: &str, count: u64, loss: bool) -> LedgerRow {
+    LedgerRow { process, name: name.to_owned(), count, loss }
+}
