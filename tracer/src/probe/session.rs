@@ -8,7 +8,7 @@ use tracer_abi::{Counter, TARGET_FOLLOW, Target, call, sched};
 
 use super::{
     Missing, Options, ProbeError,
-    attach::{Attacher, Notice},
+    attach::{Attached, Attacher, Notice, detach},
     clock::{bracket, monotonic_ns},
     kernel::Kernel,
     process::{self, Found},
@@ -153,9 +153,7 @@ impl Session {
         let stop_ns = monotonic_ns();
         self.open_calls(stop_ns);
         self.open_sleeps(stop_ns);
-        for attached in self.attacher.processes.values_mut() {
-            attached.detach();
-        }
+        detach(self.attacher.processes.values_mut().flat_map(Attached::take_links).collect());
         while self.drain(out) > 0 {}
         self.release(u64::MAX, out);
         self.ledger()
