@@ -5,9 +5,16 @@
 
 mod duration;
 mod hold;
+mod parts;
 mod record;
 mod recover;
+mod report;
+mod request;
+mod table;
 mod target;
+#[cfg(test)]
+mod testing;
+mod units;
 
 use std::process::ExitCode;
 
@@ -31,6 +38,8 @@ pub struct Cli {
 enum Command {
     Record(record::Args),
     Recover(recover::Args),
+    Report(report::Args),
+    Request(request::Args),
     #[command(hide = true)]
     Hold(hold::Args),
 }
@@ -48,6 +57,8 @@ pub fn run() -> ExitCode {
     let result = match cli.command {
         Command::Record(args) => record::run(&args),
         Command::Recover(args) => recover::run(&args),
+        Command::Report(args) => report::run(&args),
+        Command::Request(args) => request::run(&args),
         Command::Hold(args) => hold::run(&args),
     };
     result.unwrap_or_else(|error| {
