@@ -90,14 +90,12 @@ impl Gpu {
                 )?),
             }
         };
-        let mut context = null_mut();
         // SAFETY: no preconditions.
         check(unsafe { (libraries.init)(0) }, "cuInit")?;
+        let mut context = null_mut();
         // SAFETY: `context` is valid.
-        check(
-            unsafe { (libraries.retain_primary_context)(&raw mut context, 0) },
-            "cuDevicePrimaryCtxRetain",
-        )?;
+        let retained = unsafe { (libraries.retain_primary_context)(&raw mut context, 0) };
+        check(retained, "cuDevicePrimaryCtxRetain")?;
         Ok(Self { libraries: Arc::new(libraries), context: context as usize })
     }
 

@@ -14,9 +14,9 @@ use crate::options::Load;
 use crate::random::Random;
 
 /// A slow client stops reading for so long …
-const PAUSE: Duration = Duration::from_millis(500);
+const PAUSE: Duration = Duration::from_millis(150);
 /// … each time it has read so many tokens.
-const TOKENS_BETWEEN_PAUSES: u32 = 8;
+const TOKENS_BETWEEN_PAUSES: u32 = 4;
 /// Receive buffer of a slow client, in bytes: small, so that the server feels the pause.
 const SLOW_RECEIVE_BUFFER: libc::c_int = 2_048;
 
@@ -130,17 +130,18 @@ fn quantiles(mut ns: Vec<u64>) -> Value {
     ns.sort_unstable();
     let ms = |ns: u64| ns as f64 / 1e6;
     let n = ns.len();
-    let quantile = |q: f64| {
-        let enough = n as f64 * (1.0 - q) >= 10.0;
-        // The smallest value that at least the share q of all does not exceed.
-        let rank = ((n as f64 * q).ceil() as usize).clamp(1, n.max(1)) - 1;
+    // In percent, so that what decides is exact.
+    let quantile = |percent: usize| {
+        let enough = n * (100 - percent) >= 10 * 100;
+        // The smallest value that at least this share of all does not exceed.
+        let rank = (n * percent).div_ceil(100).max(1) - 1;
         ns.get(rank).filter(|_| enough).map(|&value| ms(value))
     };
     json!({
         "n": n,
-        "p50": quantile(0.5),
-        "p90": quantile(0.9),
-        "p99": quantile(0.99),
+        "p50": quantile(50),
+        "p90": quantile(90),
+        "p99": quantile(99),
         "max": ns.last().map(|&value| ms(value)),
     })
 }

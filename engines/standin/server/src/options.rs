@@ -75,8 +75,9 @@ pub(crate) struct Serve {
     /// Make no mark for this share of the steps
     #[arg(long, default_value_t = 0.0, value_name = "PERCENT")]
     pub(crate) withhold_batches: f64,
-    /// Bytes of each connection's send buffer: small, so that a slow client makes writes block
-    #[arg(long, default_value_t = 4_096)]
+    /// Bytes of each connection's send buffer; 0: the system's. Small unless --zero-gpu is given, so that a slow client
+    /// makes writes block
+    #[arg(long, default_value_t = 4_096, default_value_if("zero_gpu", "true", "0"))]
     pub(crate) send_buffer: u32,
     /// Decides which steps stall and which marks are withheld
     #[arg(long, default_value_t = 1)]

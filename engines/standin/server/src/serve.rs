@@ -183,6 +183,9 @@ fn accept(listener: &TcpListener, server: &Arc<Server>) {
 
 fn set_up(stream: &TcpStream, send_buffer: u32) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
+    if send_buffer == 0 {
+        return Ok(());
+    }
     let bytes = libc::c_int::try_from(send_buffer).unwrap_or(libc::c_int::MAX);
     let size = size_of::<libc::c_int>() as libc::socklen_t;
     // SAFETY: the descriptor is open, the option's value valid and of the size that is passed.

@@ -12,8 +12,9 @@ use crate::random::chance;
 
 /// How much longer the kernels of a stalled step take, in ns.
 pub(crate) const GPU_NS: u64 = 30_000_000;
-/// CPU time that a step needs on top when other threads take its CPU, in ns: so that it cannot pass unharmed.
-pub(crate) const CPU_HOST_NS: u64 = 3_000_000;
+/// CPU time that a step needs on top when other threads take its CPU, in ns: more than the scheduler gives at a time, so
+/// that it has to wait for its turn.
+pub(crate) const CPU_HOST_NS: u64 = 10_000_000;
 /// How long the lock is held.
 const LOCK: Duration = Duration::from_millis(25);
 /// How long the CPU is taken, in ns.
