@@ -256,6 +256,19 @@ impl Profiles {
             .iter()
             .any(|profile| profile.files.iter().any(|pattern| !pattern.is_any() && pattern.matches(name)))
     }
+
+    /// The title of the engine or driver that files of this name belong to: what makes a process worth tracing.
+    #[must_use]
+    pub fn engine_of(&self, name: &str) -> Option<&str> {
+        let work = |profile: &&Profile| {
+            profile.point.iter().any(|point| !matches!(point.role, Role::Loader | Role::Mark | Role::Other))
+        };
+        self.profiles
+            .iter()
+            .filter(work)
+            .find(|profile| profile.files.iter().any(|pattern| !pattern.is_any() && pattern.matches(name)))
+            .map(|profile| profile.title.as_str())
+    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,9 @@
 //! tracer: where did this token's time go?
 
 pub mod capture;
+pub mod cli;
+pub mod clock;
 pub mod event;
 pub mod probe;
+pub mod symbol;
 pub mod timeline;

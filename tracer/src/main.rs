@@ -1,1 +1,5 @@
-fn main() {}
+//! The `tracer` command.
+
+fn main() -> std::process::ExitCode {
+    tracer::cli::run()
+}

@@ -7,7 +7,7 @@ use tracer_abi::{
     mark::{FIXED_BYTES, MAX_BYTES, MarkHeader},
 };
 
-use super::common::{Ring, count, current_target, header, now_ns, output, with_scratch};
+use super::common::{Ring, count, current_target, header, now_ns, opaque, output, with_scratch};
 
 #[uprobe]
 fn mark(ctx: ProbeContext) -> u32 {
@@ -27,8 +27,7 @@ fn record(ctx: &ProbeContext) {
         return;
     }
     with_scratch(|scratch| {
-        // The compiler may not reason past this: the verifier needs to see the comparison that follows.
-        let mut bytes = core::hint::black_box(bytes);
+        let mut bytes = opaque(bytes);
         if bytes > MAX_BYTES as u64 {
             bytes = MAX_BYTES as u64;
         }

@@ -11,7 +11,7 @@ use tracer_abi::{
     sample::{FIXED_BYTES, KERNEL_MODE},
 };
 
-use super::common::{Ring, count, current_target, header, now_ns, output, with_scratch};
+use super::common::{Ring, count, current_target, header, now_ns, opaque, output, with_scratch};
 
 #[unsafe(no_mangle)]
 static SAMPLE_PERIOD_NS: Global<u64> = Global::new(0);
@@ -33,12 +33,12 @@ fn record(ctx: &PerfEventContext) {
         // SAFETY: the scratch slot is longer than a whole `Sample`.
         unsafe {
             let (kernel, user) = stacks(ctx.as_ptr(), base.add(FIXED_BYTES), kernel_mode);
-            let size = FIXED_BYTES + 8 * (kernel + user) as usize;
+            let size = record_bytes(FIXED_BYTES, kernel, user);
             let flags = if kernel_mode { KERNEL_MODE } else { 0 };
-            base.cast::<Header>().write(header(Kind::Sample, flags, size, now, &target, tgid, tid));
+            base.cast::<Header>().write(header(Kind::Sample, flags, size as usize, now, &target, tgid, tid));
             base.add(40).cast::<u64>().write(SAMPLE_PERIOD_NS.load());
             base.add(48).cast::<[u16; 4]>().write([kernel as u16, user as u16, 0, 0]);
-            output(Ring::Bulk, base.cast_const().cast(), size as u64);
+            output(Ring::Bulk, base.cast_const().cast(), size);
         }
     });
 }
@@ -48,33 +48,33 @@ fn record(ctx: &PerfEventContext) {
 /// # Safety
 /// `stack` has room for [`MAX_FRAMES`] addresses, and `ctx` is the context of the running program.
 #[inline(always)]
-pub(crate) unsafe fn stacks(ctx: *mut c_void, stack: *mut u8, with_kernel: bool) -> (u32, u32) {
-    const HALF: u32 = (MAX_FRAMES as u32 / 2) * 8;
-    let mut kernel = 0u32;
+pub(crate) unsafe fn stacks(ctx: *mut c_void, stack: *mut u8, with_kernel: bool) -> (u64, u64) {
+    const HALF: u64 = MAX_FRAMES as u64 / 2;
+    let mut kernel = 0;
     if with_kernel {
-        // SAFETY: HALF bytes fit; see the caller's promise.
-        let bytes = unsafe { bpf_get_stack(ctx, stack.cast(), HALF, 0) };
-        if bytes > 0 {
-            kernel = bytes as u32 / 8;
-        }
+        // SAFETY: HALF frames fit; see the caller's promise.
+        kernel = opaque(unsafe { bpf_get_stack(ctx, stack.cast(), HALF as u32 * 8, 0) }.max(0) as u64 / 8);
     }
-    let mut kernel = core::hint::black_box(kernel);
-    if kernel > HALF / 8 {
-        kernel = HALF / 8;
+    if kernel > HALF {
+        kernel = HALF;
     }
-    // SAFETY: kernel frames take HALF bytes at most, so as many again fit behind them.
+    // SAFETY: kernel frames take HALF at most, so as many again fit behind them.
     let bytes = unsafe {
-        bpf_get_stack(ctx, stack.add(8 * kernel as usize).cast(), HALF, u64::from(BPF_F_USER_STACK))
+        let behind = stack.add(8 * kernel as usize);
+        bpf_get_stack(ctx, behind.cast(), HALF as u32 * 8, u64::from(BPF_F_USER_STACK))
     };
-    let mut user = 0u32;
-    if bytes > 0 {
-        user = bytes as u32 / 8;
-    } else {
+    if bytes <= 0 {
         count(Counter::UserStackFailed);
     }
-    let mut user = core::hint::black_box(user);
-    if user > HALF / 8 {
-        user = HALF / 8;
+    (kernel, bytes.max(0) as u64 / 8)
+}
+
+/// Bytes of a record with a stack, in bounds that the verifier can see.
+#[inline(always)]
+pub(crate) fn record_bytes(fixed: usize, kernel: u64, user: u64) -> u64 {
+    let mut frames = opaque(kernel + user);
+    if frames > MAX_FRAMES as u64 {
+        frames = MAX_FRAMES as u64;
     }
-    (kernel, user)
+    fixed as u64 + 8 * frames
 }

@@ -8,13 +8,13 @@ use aya_ebpf::{
     programs::BtfTracePointContext,
 };
 use tracer_abi::{
-    Counter, Kind, MAX_FRAMES, MAX_THREADS, Sched, Target,
+    Counter, Kind, MAX_THREADS, Sched, Target,
     sched::{FIXED_BYTES, PREEMPTED},
 };
 
 use super::{
     common::{OFFSETS, Ring, TARGETS, count, header, now_ns, output, read_kernel},
-    sample::stacks,
+    sample::{record_bytes, stacks},
 };
 
 /// The interval that a thread is in, or `off_ns` = 0 while it runs. An entry lives as long as its thread.
@@ -120,11 +120,7 @@ fn switched_in(tid: u32, now: u64) {
     if now.wrapping_sub(off) < MIN_OFF_CPU_NS.load() {
         return;
     }
-    let mut frames = core::hint::black_box(u64::from(sleeper.kernel_frames) + u64::from(sleeper.user_frames));
-    if frames > MAX_FRAMES as u64 {
-        frames = MAX_FRAMES as u64;
-    }
-    let size = FIXED_BYTES as u64 + 8 * frames;
+    let size = record_bytes(FIXED_BYTES, u64::from(sleeper.kernel_frames), u64::from(sleeper.user_frames));
     let target = Target { start_ticks: sleeper.header.start_ticks, flags: 0 };
     sleeper.header = header(
         Kind::Sched,

@@ -92,6 +92,7 @@ columns!(Sched {
     waker_tid: u32,
     prev_state: u32,
     preempted: bool,
+    open: bool,
     stack: Option<StackId>,
 });
 

@@ -173,10 +173,20 @@ fn engine_mark() -> impl Strategy<Value = Mark> {
 
 fn scheduler() -> impl Strategy<Value = Event> {
     prop_oneof![
-        (origin(), any::<(u64, Option<u64>, u32, u32, u32, bool)>(), stack_id()).prop_map(
-            |(origin, (off_ns, wake_ns, waker_tgid, waker_tid, prev_state, preempted), stack)| Event::Sched(
-                Sched { origin, off_ns, wake_ns, waker_tgid, waker_tid, prev_state, preempted, stack }
-            )
+        (origin(), any::<(u64, Option<u64>, u32, u32, u32, bool, bool)>(), stack_id()).prop_map(
+            |(origin, (off_ns, wake_ns, waker_tgid, waker_tid, prev_state, preempted, open), stack)| {
+                Event::Sched(Sched {
+                    origin,
+                    off_ns,
+                    wake_ns,
+                    waker_tgid,
+                    waker_tid,
+                    prev_state,
+                    preempted,
+                    open,
+                    stack,
+                })
+            }
         ),
         (origin(), any::<(u64, bool)>(), stack_id()).prop_map(|(origin, (period_ns, kernel_mode), stack)| {
             Event::Sample(Sample { origin, period_ns, kernel_mode, stack })

@@ -6,7 +6,7 @@ use aya::{
     Btf, Ebpf, EbpfLoader,
     maps::{HashMap, MapData, PerCpuArray, RingBuf},
     programs::{
-        BtfTracePoint, PerfEvent, UProbe,
+        BtfTracePoint, PerfEvent, ProgramError, UProbe,
         perf_event::{PerfEventConfig, PerfEventLink, PerfEventScope, SamplePolicy, SoftwareEvent},
         tp_btf::BtfTracePointLink,
     },
@@ -212,8 +212,14 @@ where
     T::try_from(map).map_err(|source| ProbeError::Map { name, source })
 }
 
-/// An error with its causes, on one line.
-fn chain(error: impl std::error::Error) -> String {
+/// An error with its causes, on one line. What the verifier said goes to the log: it is long, and for us.
+fn chain(error: impl std::error::Error + 'static) -> String {
+    if let Some(ProgramError::LoadError { io_error, verifier_log }) =
+        (&error as &dyn std::error::Error).downcast_ref()
+    {
+        tracing::debug!("verifier: {verifier_log}");
+        return format!("the kernel refuses the program: {io_error} (TRACER_LOG=debug shows why)");
+    }
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(error) = source {

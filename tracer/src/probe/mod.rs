@@ -13,6 +13,8 @@ pub mod object;
 pub mod process;
 mod session;
 
+pub use attach::Notice;
+pub use clock::monotonic_ns;
 pub use error::ProbeError;
 pub use kernel::{Missing, Options};
-pub use session::{Progress, Session};
+pub use session::{DRAIN_INTERVAL, Progress, Session};

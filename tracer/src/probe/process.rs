@@ -50,8 +50,13 @@ pub fn by_comm(comm: &str) -> Result<Vec<Found>, ProbeError> {
 }
 
 fn executable(pid: u32) -> Option<String> {
-    let path = std::fs::read_link(format!("/proc/{pid}/exe")).ok()?;
-    Some(path.file_name()?.to_string_lossy().into_owned())
+    executable_path(pid)?.rsplit('/').next().map(str::to_owned)
+}
+
+/// Path of the program that a process runs, as the process sees it.
+#[must_use]
+pub fn executable_path(pid: u32) -> Option<String> {
+    std::fs::read_link(format!("/proc/{pid}/exe")).ok().map(|path| path.to_string_lossy().into_owned())
 }
 
 /// All live processes.

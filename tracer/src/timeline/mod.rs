@@ -1,4 +1,289 @@
-//! Events → steps, iterations, requests, tokens. Pure.
+//! Events → finished steps, iterations, requests and tokens.
+//!
+//! In: [`Event`]s, at most slightly out of order (`Config::slack_ns`), live or from a capture. Out: rows
+//! ([`rows`]) as they become final, and a count of everything that could not be joined. Every decision is a function
+//! of event times alone: two interleavings of the same events give the same rows in the same order. Open state is
+//! bounded; what is dropped to stay in bounds is counted. This folder does no I/O and reads no clock.
+//!
+//! How things are joined:
+//! - a **batch** mark belongs to the next step that begins after it on its thread;
+//! - a **GPU span** belongs to the step whose enqueue lies within the span's host interval;
+//! - a **wait** that returns after an enqueue, by the same thread and for the same stream, is the host-observed end;
+//! - an **iteration** is the steps of one process with one batch id;
+//! - a **token** belongs to the iteration whose batch has the slot (request, choice, generation step = index).
 
+mod counts;
+mod iteration;
+mod order;
+mod request;
 pub mod rows;
+mod step;
 pub mod tables;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::event::mark::GpuSpan;
+use crate::event::{Event, Mark, Origin, Point, ProcessAction, ProcessId, Role};
+use counts::Counts;
+pub use counts::Example;
+use iteration::{IterationKey, OpenIteration};
+use order::{Input, Order};
+use request::Requests;
+use rows::{GpuTime, Iteration, Request, Step, Token, Unmatched};
+use step::{OpenStep, Program, StepKey};
+use tables::LedgerRow;
+
+/// Where the timeline learns when a GPU span was.
+pub trait Clock {
+    /// Learns from an event; a clock that was fitted beforehand has nothing to learn.
+    fn observe(&mut self, _event: &Event) {}
+
+    /// The span on CLOCK_MONOTONIC, with its bound; `None` when it cannot be mapped.
+    fn map(&mut self, process: ProcessId, span: &GpuSpan) -> Option<GpuTime>;
+}
+
+/// A clock that maps nothing: all times are host-observed.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoClock;
+
+impl Clock for NoClock {
+    fn map(&mut self, _process: ProcessId, _span: &GpuSpan) -> Option<GpuTime> {
+        None
+    }
+}
+
+/// Windows and bounds of a [`Timeline`]; all times in ns of event time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Events may come this much later than newer ones and still be taken in order.
+    pub slack_ns: u64,
+    /// A step is released this long after it began at the earliest, so that steps are numbered in order of their
+    /// begin; only an enqueue longer than this gets a later number.
+    pub order_ns: u64,
+    /// Longest wait for a step's GPU span, host wait, and the other ranks of its iteration.
+    pub hold_ns: u64,
+    /// How long a request that ended stays open for marks that come after its end.
+    pub linger_ns: u64,
+    /// Most open steps, iterations, requests, and events held for ordering (each).
+    pub max_open: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            slack_ns: 100_000_000,
+            order_ns: 250_000_000,
+            hold_ns: 5_000_000_000,
+            linger_ns: 1_000_000_000,
+            max_open: 1 << 16,
+        }
+    }
+}
+
+/// Rows that became final since the last drain. Steps are in order of their id; tokens and requests in the order in
+/// which they became final.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Output {
+    pub steps: Vec<Step>,
+    pub iterations: Vec<Iteration>,
+    pub requests: Vec<Request>,
+    pub tokens: Vec<Token>,
+}
+
+/// What the timeline needs to know of a probe point.
+#[derive(Clone, Copy, Debug)]
+struct PointInfo {
+    role: Role,
+    stream_arg: Option<u8>,
+}
+
+/// Joins events into rows; see the module.
+pub struct Timeline<C = NoClock> {
+    config: Config,
+    clock: C,
+    order: Order,
+    /// Time of the event in hand; everything due before it has been released.
+    now_ns: u64,
+    /// Time of the earliest event.
+    first_ns: u64,
+    /// The recording is over: nothing else will come.
+    finishing: bool,
+    points: HashMap<u32, PointInfo>,
+    has_waits: bool,
+    programs: BTreeMap<ProcessId, Program>,
+    steps: BTreeMap<StepKey, OpenStep>,
+    next_step: u64,
+    iterations: BTreeMap<IterationKey, OpenIteration>,
+    next_iteration_key: u64,
+    next_iteration: u64,
+    requests: Requests,
+    counts: Counts,
+    out: Output,
+}
+
+impl<C: Clock> Timeline<C> {
+    /// An empty timeline.
+    #[must_use]
+    pub fn new(config: Config, clock: C) -> Self {
+        Self {
+            config,
+            clock,
+            order: Order::new(config.slack_ns, config.max_open),
+            now_ns: 0,
+            first_ns: u64::MAX,
+            finishing: false,
+            points: HashMap::new(),
+            has_waits: false,
+            programs: BTreeMap::new(),
+            steps: BTreeMap::new(),
+            next_step: 0,
+            iterations: BTreeMap::new(),
+            next_iteration_key: 0,
+            next_iteration: 0,
+            requests: Requests::default(),
+            counts: Counts::default(),
+            out: Output::default(),
+        }
+    }
+
+    /// Takes one event in. Events of kinds that the timeline does not join only move its time on.
+    pub fn feed(&mut self, event: &Event) {
+        self.first_ns = self.first_ns.min(event.time_ns());
+        self.clock.observe(event);
+        match event {
+            Event::Point(point) => self.point(point),
+            Event::Call(call) if self.wants(call.point) => self.order.push(Input::Call(*call)),
+            Event::Mark(mark)
+                if !matches!(mark.mark, Mark::ClockBurst(_) | Mark::Phase(_) | Mark::Attr(_)) =>
+            {
+                self.order.push(Input::Mark(mark.clone()));
+            }
+            Event::Process(process)
+                if process.action == ProcessAction::Exit
+                    && process.origin.tid == process.origin.process.tgid =>
+            {
+                self.order.push(Input::Exit(process.origin));
+            }
+            _ => {}
+        }
+        self.order.advance(event.time_ns());
+        while let Some(input) = self.order.pop() {
+            self.process(input);
+        }
+        self.release_until(self.order.released_ns());
+    }
+
+    /// The recording is over: everything open becomes final, in the state that it is in.
+    pub fn finish(&mut self) {
+        self.order.close();
+        while let Some(input) = self.order.pop() {
+            self.process(input);
+        }
+        self.finishing = true;
+        self.forget_all_pending();
+        self.release_until(u64::MAX);
+        let running: Vec<u64> = self.requests.open_ids().collect();
+        for id in running {
+            self.close_request(id);
+        }
+    }
+
+    /// The rows that became final since the last call.
+    #[must_use]
+    pub fn drain(&mut self) -> Output {
+        std::mem::take(&mut self.out)
+    }
+
+    /// How many things of a kind could not be joined so far, over all processes.
+    #[must_use]
+    pub fn unmatched(&self, kind: Unmatched) -> u64 {
+        self.counts.total(kind)
+    }
+
+    /// What could not be joined, per process and kind.
+    #[must_use]
+    pub fn ledger(&self) -> Vec<LedgerRow> {
+        self.counts.ledger()
+    }
+
+    /// The first few cases of each kind of unmatched thing.
+    #[must_use]
+    pub fn examples(&self) -> &[Example] {
+        self.counts.examples()
+    }
+
+    /// The clock, with what it learned.
+    pub fn clock(&mut self) -> &mut C {
+        &mut self.clock
+    }
+
+    fn point(&mut self, point: &Point) {
+        self.has_waits |= point.role == Role::Wait;
+        self.points.insert(point.id, PointInfo { role: point.role, stream_arg: point.stream_arg });
+    }
+
+    /// Whether calls of the point are joined. A point that is not yet defined may turn out to be a step.
+    fn wants(&self, point: u32) -> bool {
+        self.points.get(&point).is_none_or(|info| matches!(info.role, Role::Step | Role::Wait))
+    }
+
+    fn process(&mut self, input: Input) {
+        self.release_until(input.time_ns());
+        match input {
+            Input::Call(call) => match self.points.get(&call.point).copied() {
+                Some(info) if info.role == Role::Step => self.step_call(&call, info),
+                Some(info) if info.role == Role::Wait => self.wait_call(&call, info),
+                _ => {}
+            },
+            Input::Mark(event) => self.mark(event.origin, event.mark),
+            Input::Exit(origin) => {
+                self.forget_thread(origin.process, origin.tid);
+                if origin.tid == origin.process.tgid {
+                    let due = origin.time_ns.saturating_add(self.config.linger_ns);
+                    self.requests.process_exited(origin.process, due);
+                }
+            }
+        }
+        self.stay_in_bounds();
+    }
+
+    fn mark(&mut self, origin: Origin, mark: Mark) {
+        match mark {
+            Mark::RequestBegin(begin) => self.request_begin(origin, begin),
+            Mark::RequestEnd(end) => self.request_end(origin, end),
+            Mark::Token(token) => self.token(origin, token),
+            Mark::Batch(batch) => self.batch(origin, batch),
+            Mark::GpuSpan(span) => self.gpu_span(origin, span),
+            Mark::InjectState(state) => self.inject_state(origin, state.active),
+            Mark::ClockBurst(_) | Mark::Phase(_) | Mark::Attr(_) => {}
+        }
+    }
+
+    /// Releases everything that is due at `now_ns`. Each kind leaves in an order that does not depend on how often
+    /// this is called: steps by begin, iterations by creation, requests by deadline.
+    fn release_until(&mut self, now_ns: u64) {
+        self.now_ns = self.now_ns.max(now_ns);
+        self.release_steps();
+        self.close_iterations();
+        while let Some(id) = self.requests.due(self.now_ns) {
+            self.close_request(id);
+        }
+    }
+
+    /// Drops the oldest open things beyond the bound.
+    fn stay_in_bounds(&mut self) {
+        while self.steps.len() > self.config.max_open {
+            self.evict_step();
+        }
+        while self.iterations.len() > self.config.max_open {
+            self.evict_iteration();
+        }
+        while self.requests.len() > self.config.max_open {
+            self.evict_request();
+        }
+    }
+}

@@ -9,7 +9,7 @@ pub struct GpuTime {
     pub begin_ns: u64,
     /// `begin_ns + span_ns`.
     pub end_ns: u64,
-    /// gpu_span: elapsed(begin event, end event). Includes launch gaps; never "GPU busy".
+    /// gpu_span: elapsed(begin event, end event), at the host's rate. Includes launch gaps; never "GPU busy".
     pub span_ns: u64,
     /// `begin_ns` and `end_ns` are right within this many ns.
     pub bound_ns: u64,
@@ -137,9 +137,14 @@ pub enum Unmatched {
     BatchWithoutStep,
     /// A delivered token whose step is not known.
     TokenWithoutStep,
-    /// A token that a step generated (or the program declared at the request's end) but whose delivery was not seen.
+    /// A token that was generated but whose delivery was not seen. Tokens of a choice are numbered from 0 without
+    /// gaps, so a missing number below the last delivered one always counts. Beyond it: up to the number that the
+    /// program declared at the request's end (or, where it declared none, up to the last one that a step generated),
+    /// unless the request was cancelled, failed, or was still running when the recording stopped.
     TokenNotDelivered,
-    /// A token, end or slot of a request whose begin was not seen.
+    /// A second delivery of the same (request, choice, index).
+    TokenRepeated,
+    /// A request whose begin was not seen: it has no row; its tokens have, under a request id of their own.
     UnknownRequest,
     /// A GPU span whose step was not seen.
     GpuSpanWithoutStep,
@@ -152,11 +157,12 @@ pub enum Unmatched {
 }
 
 impl Unmatched {
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::StepWithoutBatch,
         Self::BatchWithoutStep,
         Self::TokenWithoutStep,
         Self::TokenNotDelivered,
+        Self::TokenRepeated,
         Self::UnknownRequest,
         Self::GpuSpanWithoutStep,
         Self::StepWithoutGpuSpan,
@@ -172,11 +178,30 @@ impl Unmatched {
             Self::BatchWithoutStep => "batch_without_step",
             Self::TokenWithoutStep => "token_without_step",
             Self::TokenNotDelivered => "token_not_delivered",
+            Self::TokenRepeated => "token_repeated",
             Self::UnknownRequest => "unknown_request",
             Self::GpuSpanWithoutStep => "gpu_span_without_step",
             Self::StepWithoutGpuSpan => "step_without_gpu_span",
             Self::GpuSpanUnaligned => "gpu_span_unaligned",
             Self::Evicted => "evicted",
+        }
+    }
+
+    /// Whether a count above zero means that a sample is missing from a distribution of latencies.
+    ///
+    /// The others leave a sample without its cause or its owner.
+    #[must_use]
+    pub const fn is_loss(self) -> bool {
+        match self {
+            Self::BatchWithoutStep
+            | Self::TokenNotDelivered
+            | Self::GpuSpanWithoutStep
+            | Self::StepWithoutGpuSpan
+            | Self::GpuSpanUnaligned
+            | Self::Evicted => true,
+            Self::StepWithoutBatch | Self::TokenWithoutStep | Self::TokenRepeated | Self::UnknownRequest => {
+                false
+            }
         }
     }
 }

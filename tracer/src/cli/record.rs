@@ -1,0 +1,334 @@
+//! `tracer record`: probes on, events into a capture, probes off.
+
+use std::{
+    ffi::OsString,
+    io::{IsTerminal, Write},
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use engines::Profiles;
+use serde::Serialize;
+
+use super::{EXIT_NOTHING_SEEN, duration, target};
+use crate::{
+    capture::{self, Meta, MetaProcess, Writer},
+    event::Event,
+    probe::{DRAIN_INTERVAL, Options, Progress, Session, process},
+};
+
+/// Record what a model server does into a capture
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  tracer record                              list what could be traced
+  tracer record --pid 4711 --duration 10s    trace a running server
+  tracer record --comm trtllm-serve -o trace
+  tracer record -- ./server --port 8000      start a server and trace it, GPU times included
+
+Ctrl-C ends a recording; the capture is complete then, too. Next: tracer report DIR")]
+pub(crate) struct Args {
+    /// Trace this process and its children (repeatable)
+    #[arg(long, value_name = "PID", conflicts_with_all = ["comm", "command"])]
+    pid: Vec<u32>,
+    /// Trace all processes of this name (thread name or executable)
+    #[arg(long, value_name = "NAME", conflicts_with = "command")]
+    comm: Option<String>,
+    /// Start this command and trace it
+    #[arg(last = true, value_name = "CMD")]
+    command: Vec<OsString>,
+    /// Stop after this long (10s, 500ms, 2m); without it: at Ctrl-C, or when the targets are gone
+    #[arg(long, value_parser = duration::parse)]
+    duration: Option<Duration>,
+    /// Folder to make for the capture [default: tracer-DATE-TIME]
+    #[arg(short, long, value_name = "DIR")]
+    output: Option<PathBuf>,
+    /// On-CPU samples per second and CPU; 0 for none
+    #[arg(long, value_name = "HZ", default_value_t = 99, value_parser = clap::value_parser!(u64).range(0..=10_000))]
+    sample_hz: u64,
+    /// Do not record the scheduler: no off-CPU time
+    #[arg(long)]
+    no_sched: bool,
+    /// Off-CPU intervals shorter than this are not recorded
+    #[arg(long, value_name = "TIME", value_parser = duration::parse)]
+    min_off_cpu: Option<Duration>,
+    /// Do not follow children of the targets
+    #[arg(long)]
+    no_follow: bool,
+    /// Another engine profile (repeatable)
+    #[arg(long, value_name = "FILE")]
+    engine: Vec<PathBuf>,
+    /// With a command: do not load the library that takes GPU times
+    #[arg(long)]
+    no_inject: bool,
+    /// With a command: where that library is [default: beside tracer, or in ../lib]
+    #[arg(long, value_name = "FILE", conflicts_with = "no_inject")]
+    inject: Option<PathBuf>,
+    /// Show messages of the kernel-side programs
+    #[arg(long)]
+    log_kernel: bool,
+    /// No progress, only errors
+    #[arg(short, long)]
+    quiet: bool,
+    /// Print the summary as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    let mut profiles = Profiles::builtin();
+    for file in &args.engine {
+        profiles.load(file)?;
+    }
+    if args.pid.is_empty() && args.comm.is_none() && args.command.is_empty() {
+        return target::list_candidates(&profiles, args.json);
+    }
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(&stop)).context("catching Ctrl-C")?;
+    }
+    let mut session = Session::start(options(args), profiles)?;
+    let mut chosen =
+        target::choose(args.pid.as_slice(), args.comm.as_deref(), &args.command, &injection(args)?)?;
+    let folder = args.output.clone().unwrap_or_else(default_folder);
+    let writer = Writer::create(&folder, meta(args, &chosen))?;
+    for found in &chosen.processes {
+        session.add(found)?;
+    }
+    chosen.let_go()?;
+    let mut recording = Recording { session, writer, events: Vec::new(), quiet: args.quiet, failed: None };
+    recording.say_missing();
+    let began = Instant::now();
+    recording.run(&stop, args.duration, began)?;
+    let summary = recording.finish(&folder, began.elapsed())?;
+    chosen.say_left_running(args.quiet);
+    print_summary(&summary, args)?;
+    Ok(if summary.steps + summary.tokens == 0 {
+        ExitCode::from(EXIT_NOTHING_SEEN)
+    } else {
+        ExitCode::SUCCESS
+    })
+}
+
+/// A session and the capture that it goes into.
+struct Recording {
+    session: Session,
+    writer: Writer,
+    events: Vec<Event>,
+    quiet: bool,
+    /// Why nothing can be written any more.
+    failed: Option<capture::Error>,
+}
+
+/// What `record` prints at the end.
+#[derive(Debug, Serialize)]
+struct Summary {
+    schema: &'static str,
+    capture: PathBuf,
+    seconds: f64,
+    events: u64,
+    steps: u64,
+    tokens: u64,
+    dropped: u64,
+    simulated: bool,
+}
+
+impl Recording {
+    fn run(&mut self, stop: &AtomicBool, duration: Option<Duration>, began: Instant) -> Result<()> {
+        let progress = !self.quiet && std::io::stderr().is_terminal();
+        let mut next_second = began + Duration::from_secs(1);
+        let mut next_look = began;
+        while !stop.load(Ordering::Relaxed) && duration.is_none_or(|limit| began.elapsed() < limit) {
+            self.session.drain(&mut self.events);
+            self.write();
+            self.say_notices();
+            let now = Instant::now();
+            if now >= next_second {
+                next_second = now + Duration::from_secs(1);
+                self.flush();
+            }
+            if now >= next_look {
+                next_look = now + Duration::from_millis(250);
+                if progress {
+                    show_progress(&self.session.progress(), began.elapsed());
+                }
+                if self.session.live() == 0 {
+                    self.say("every target has exited");
+                    break;
+                }
+            }
+            if let Some(error) = self.failed.take() {
+                eprintln!();
+                return Err(error).context(
+                    "the recording ends here; what was written before is kept (see `tracer recover`)",
+                );
+            }
+            std::thread::sleep(DRAIN_INTERVAL);
+        }
+        if progress {
+            eprintln!();
+        }
+        Ok(())
+    }
+
+    fn write(&mut self) {
+        for event in self.events.drain(..) {
+            if let Err(error) = self.writer.write(&event) {
+                self.failed.get_or_insert(error);
+            }
+        }
+    }
+
+    fn flush(&mut self) {
+        let ledger = self.session.ledger();
+        let result =
+            self.writer.ledger(crate::probe::monotonic_ns(), &ledger).and_then(|()| self.writer.flush());
+        if let Err(error) = result {
+            self.failed.get_or_insert(error);
+        }
+    }
+
+    fn finish(mut self, folder: &Path, elapsed: Duration) -> Result<Summary> {
+        let progress = self.session.progress();
+        let coverage = self.session.coverage();
+        let mut rest = Vec::new();
+        let ledger = self.session.stop(&mut rest);
+        for event in rest {
+            self.writer.write(&event)?;
+        }
+        self.writer.ledger(crate::probe::monotonic_ns(), &ledger)?;
+        let simulated = self.writer.meta().simulated;
+        self.writer.close()?;
+        capture::finish(folder)?;
+        if !self.quiet && coverage == (0, 0) {
+            eprintln!(
+                "tracer: no engine function and no mark site was found in the targets: there are no steps and no \
+                 tokens in this capture"
+            );
+        }
+        Ok(Summary {
+            schema: "tracer.record/1",
+            capture: folder.to_owned(),
+            seconds: elapsed.as_secs_f64(),
+            events: progress.events,
+            steps: progress.steps,
+            tokens: progress.tokens,
+            dropped: progress.dropped,
+            simulated,
+        })
+    }
+
+    fn say_missing(&self) {
+        for missing in self.session.missing() {
+            eprintln!("tracer: {} not recorded ({}): {}", missing.what, missing.consequence, missing.why);
+        }
+    }
+
+    fn say_notices(&mut self) {
+        for notice in self.session.take_notices() {
+            self.say(&format!("process {}: {}: {}", notice.process.tgid, notice.library, notice.text));
+        }
+    }
+
+    fn say(&self, text: &str) {
+        if !self.quiet {
+            eprintln!("tracer: {text}");
+        }
+    }
+}
+
+fn options(args: &Args) -> Options {
+    Options {
+        sample_hz: args.sample_hz,
+        sched: !args.no_sched,
+        min_off_cpu_ns: args.min_off_cpu.map_or(0, |time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)),
+        follow: !args.no_follow,
+        log_kernel: args.log_kernel,
+    }
+}
+
+fn meta(args: &Args, chosen: &target::Chosen) -> Meta {
+    let command = std::env::args_os().map(|arg| arg.to_string_lossy().into_owned()).collect();
+    let mut meta = Meta::here(command, chosen.name.clone());
+    meta.processes = chosen
+        .processes
+        .iter()
+        .map(|found| MetaProcess {
+            tgid: found.id.tgid,
+            start_ticks: found.id.start_ticks,
+            comm: found.comm.clone(),
+            exe: process::executable_path(found.id.tgid).unwrap_or_default(),
+        })
+        .collect();
+    meta.options.insert("sample_hz".into(), args.sample_hz.to_string());
+    meta.options.insert("sched".into(), (!args.no_sched).to_string());
+    meta.options.insert("follow".into(), (!args.no_follow).to_string());
+    meta
+}
+
+/// The library to preload into a command, if it is wanted and there.
+fn injection(args: &Args) -> Result<Option<PathBuf>> {
+    const NAME: &str = "libtracer_inject.so";
+    if args.no_inject || args.command.is_empty() {
+        return Ok(None);
+    }
+    if let Some(file) = &args.inject {
+        if !file.is_file() {
+            bail!("--inject {}: no such file", file.display());
+        }
+        return Ok(Some(file.canonicalize()?));
+    }
+    let here = std::env::current_exe().context("finding myself")?;
+    let folder = here.parent().unwrap_or(Path::new("."));
+    let found = [folder.join(NAME), folder.join("../lib").join(NAME)].into_iter().find(|file| file.is_file());
+    if found.is_none() && !args.quiet {
+        eprintln!("tracer: {NAME} is not beside tracer nor in ../lib: GPU times will be host-observed");
+    }
+    found.map(|file| file.canonicalize()).transpose().map_err(Into::into)
+}
+
+fn default_folder() -> PathBuf {
+    PathBuf::from(format!("tracer-{}", jiff::ZonedDateTime::now().strftime("%Y%m%d-%H%M%S")))
+}
+
+fn show_progress(progress: &Progress, elapsed: Duration) {
+    let mut err = std::io::stderr();
+    // A terminal that went away is no reason to stop recording.
+    let _ignored = write!(
+        err,
+        "\r\x1b[Krecording {:.0} s · {} steps · {} tokens · {} events · {} lost · Ctrl-C to stop",
+        elapsed.as_secs_f64(),
+        progress.steps,
+        progress.tokens,
+        progress.events,
+        progress.dropped,
+    );
+    let _ignored = err.flush();
+}
+
+fn print_summary(summary: &Summary, args: &Args) -> Result<()> {
+    let mut out = std::io::stdout();
+    if args.json {
+        serde_json::to_writer_pretty(&mut out, summary)?;
+        writeln!(out)?;
+    } else if !args.quiet {
+        writeln!(
+            out,
+            "{}: {:.1} s, {} steps, {} tokens, {} events, {} lost{}\nnext: tracer report {}",
+            summary.capture.display(),
+            summary.seconds,
+            summary.steps,
+            summary.tokens,
+            summary.events,
+            summary.dropped,
+            if summary.simulated { " (simulated GPU)" } else { "" },
+            summary.capture.display(),
+        )?;
+    }
+    Ok(())
+}

@@ -1,0 +1,176 @@
+//! What to trace.
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    io::Write,
+    os::fd::{AsRawFd, OwnedFd},
+    os::unix::process::CommandExt,
+    path::PathBuf,
+    process::{Child, Command, ExitCode, Stdio},
+};
+
+use anyhow::{Context, Result};
+use engines::Profiles;
+use serde::Serialize;
+
+use crate::probe::process::{self, Found};
+
+/// The processes to trace, and the command that was started for it.
+pub(crate) struct Chosen {
+    /// As the user named it.
+    pub(crate) name: String,
+    pub(crate) processes: Vec<Found>,
+    started: Option<Started>,
+}
+
+struct Started {
+    child: Child,
+    go: Option<std::io::PipeWriter>,
+}
+
+impl Chosen {
+    /// Lets the command begin, once its process is a target.
+    pub(crate) fn let_go(&mut self) -> Result<()> {
+        if let Some(mut go) = self.started.as_mut().and_then(|started| started.go.take()) {
+            go.write_all(&[1]).context("starting the command")?;
+        }
+        Ok(())
+    }
+
+    /// A command that outlives its recording goes on.
+    pub(crate) fn say_left_running(&mut self, quiet: bool) {
+        if let Some(started) = &mut self.started
+            && matches!(started.child.try_wait(), Ok(None))
+            && !quiet
+        {
+            eprintln!("tracer: the command goes on as process {}", started.child.id());
+        }
+    }
+}
+
+/// Finds or starts the processes.
+///
+/// # Errors
+/// There is no such process, or the command cannot be started.
+pub(crate) fn choose(
+    pids: &[u32],
+    comm: Option<&str>,
+    command: &[OsString],
+    inject: &Option<PathBuf>,
+) -> Result<Chosen> {
+    if !command.is_empty() {
+        return start(command, inject);
+    }
+    let (name, roots) = match comm {
+        Some(comm) => (format!("comm {comm}"), process::by_comm(comm)?),
+        None => {
+            let names: Vec<String> = pids.iter().map(u32::to_string).collect();
+            let found = pids.iter().map(|pid| process::find(*pid)).collect::<Result<_, _>>()?;
+            (format!("pid {}", names.join(", ")), found)
+        }
+    };
+    let mut processes = BTreeMap::new();
+    for root in roots {
+        for found in process::tree(root.id.tgid)? {
+            processes.insert(found.id, found);
+        }
+    }
+    Ok(Chosen { name, processes: processes.into_values().collect(), started: None })
+}
+
+fn start(command: &[OsString], inject: &Option<PathBuf>) -> Result<Chosen> {
+    let (reader, writer) = std::io::pipe().context("making a pipe")?;
+    let reader = OwnedFd::from(reader);
+    let fd = reader.as_raw_fd();
+    let mut hold = Command::new(std::env::current_exe().context("finding myself")?);
+    hold.arg("hold").arg(fd.to_string()).arg("--").args(command).stdin(Stdio::inherit());
+    if let Some(library) = inject {
+        let mut preload = library.clone().into_os_string();
+        if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+            preload.push(":");
+            preload.push(others);
+        }
+        hold.env("LD_PRELOAD", preload);
+    }
+    // SAFETY: fcntl is safe to call between fork and exec; the descriptor is open in the child.
+    unsafe {
+        hold.pre_exec(move || {
+            if libc::fcntl(fd, libc::F_SETFD, 0) == -1 {
+                Err(std::io::Error::last_os_error())
+            } else {
+                Ok(())
+            }
+        });
+    }
+    let child = hold.spawn().context("starting the command")?;
+    let found = process::find(child.id())?;
+    let name: Vec<_> = command.iter().map(|part| part.to_string_lossy()).collect();
+    Ok(Chosen {
+        name: name.join(" "),
+        processes: vec![found],
+        started: Some(Started { child, go: Some(writer) }),
+    })
+}
+
+/// A process that maps an engine.
+#[derive(Debug, Serialize)]
+struct Candidate {
+    pid: u32,
+    comm: String,
+    engines: Vec<String>,
+}
+
+/// Prints the processes that could be traced.
+///
+/// # Errors
+/// /proc cannot be read, or stdout is gone.
+pub(crate) fn list_candidates(profiles: &Profiles, json: bool) -> Result<ExitCode> {
+    let candidates = candidates(profiles)?;
+    let mut out = std::io::stdout();
+    if json {
+        let value = serde_json::json!({ "schema": "tracer.candidates/1", "processes": candidates });
+        serde_json::to_writer_pretty(&mut out, &value)?;
+        writeln!(out)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if candidates.is_empty() {
+        writeln!(
+            out,
+            "No running process maps an inference engine or the CUDA driver{}.\n\
+             Name a target yourself: tracer record --pid PID, --comm NAME or -- CMD…",
+            // SAFETY: a plain system call.
+            if unsafe { libc::geteuid() } == 0 {
+                ""
+            } else {
+                " (other users' processes need root to be looked at)"
+            },
+        )?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    writeln!(out, "Processes that could be traced:\n{:>8}  {:<16} ENGINES", "PID", "NAME")?;
+    for candidate in &candidates {
+        writeln!(out, "{:>8}  {:<16} {}", candidate.pid, candidate.comm, candidate.engines.join(", "))?;
+    }
+    writeln!(out, "\nnext: tracer record --pid PID --duration 10s")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn candidates(profiles: &Profiles) -> Result<Vec<Candidate>> {
+    let mut candidates = Vec::new();
+    for found in process::all()? {
+        // A process that is gone or not ours to look at is no candidate.
+        let Ok(mappings) = process::mappings(found.id.tgid) else { continue };
+        let mut engines: Vec<String> = mappings
+            .iter()
+            .filter_map(|mapping| profiles.engine_of(mapping.path.rsplit('/').next()?))
+            .map(str::to_owned)
+            .collect();
+        engines.sort();
+        engines.dedup();
+        if !engines.is_empty() {
+            candidates.push(Candidate { pid: found.id.tgid, comm: found.comm, engines });
+        }
+    }
+    Ok(candidates)
+}

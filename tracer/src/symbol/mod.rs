@@ -1,0 +1,268 @@
+//! Addresses → names.
+//!
+//! In: stacks and the mappings that their frames lie in. Out: one [`SymbolFrame`] per function on a stack, inlined
+//! ones included. A name is given only when the file is the one that was mapped: the same build-id, or where it has
+//! none, the same inode. Otherwise a frame keeps its module and offset, and is never dropped. This folder reads
+//! files and /proc, and writes nothing.
+
+mod module;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use blazesym::symbolize::source::{Elf, Kernel, Source};
+use blazesym::symbolize::{self, Input, Sym};
+
+use crate::event::{Frame, Mapping, Stack, StackId};
+use module::Module;
+
+/// Whose code a frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FrameKind {
+    Kernel,
+    User,
+}
+
+/// One function on a stack: a row of the table `frames`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SymbolFrame {
+    pub stack: StackId,
+    /// Place in the stack, the leaf being 0; an inlined function comes before the one that it is inlined into.
+    pub position: u32,
+    pub kind: FrameKind,
+    /// Demangled; `None` when the name is not known.
+    pub function: Option<String>,
+    /// Path of the mapped file as its process saw it, `[vdso]` and the like, `[kernel]`, or `[unknown]` when no
+    /// known mapping held the address.
+    pub module: String,
+    /// Offset in the module's file; without a file, the address.
+    pub offset: u64,
+    /// The compiler put the function into the one at the next position.
+    pub inlined: bool,
+}
+
+impl SymbolFrame {
+    /// What a picture shows: the function, or else where the code lies.
+    #[must_use]
+    pub fn label(&self) -> String {
+        let Self { function, module, offset, kind, .. } = self;
+        match (function, kind) {
+            (Some(function), _) => function.clone(),
+            (None, FrameKind::Kernel) => format!("[k] {offset:#x}"),
+            (None, FrameKind::User) if module.starts_with('[') => module.clone(),
+            (None, FrameKind::User) => {
+                format!("{}+{offset:#x}", module.rsplit('/').next().unwrap_or(module))
+            }
+        }
+    }
+}
+
+/// What of the running system a [`Symbolizer`] may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// The stacks are of this boot: kernel addresses and processes that still live mean the same.
+    pub this_boot: bool,
+}
+
+/// The functions at one place, the innermost first: name, and whether it is inlined into the next.
+type Functions = Rc<[(String, bool)]>;
+
+/// Names what stacks went through; remembers every file and place that it has looked at.
+pub struct Symbolizer {
+    options: Options,
+    /// Names from symbol tables.
+    symbols: symbolize::Symbolizer,
+    /// Names from debug information, which knows of inlined functions.
+    debug: symbolize::Symbolizer,
+    mappings: HashMap<u32, Mapped>,
+    /// Modules by what names a file's content: its build-id, or else its inode and path.
+    modules: Vec<Module>,
+    known: HashMap<ModuleKey, usize>,
+    user: HashMap<(usize, u64), Functions>,
+    kernel: HashMap<u64, Functions>,
+    kernel_source: Option<Source<'static>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum ModuleKey {
+    BuildId(Vec<u8>),
+    Inode(u64, String),
+}
+
+/// A mapping whose file is looked for when a frame first needs it.
+struct Mapped {
+    mapping: Mapping,
+    module: Option<usize>,
+}
+
+/// The farthest into a kernel function that an address is believed to be: kallsyms gives no sizes, and what comes
+/// after its last symbol is no part of it.
+const LONGEST_KERNEL_FUNCTION: usize = 1 << 16;
+
+impl Symbolizer {
+    #[must_use]
+    pub fn new(options: Options) -> Self {
+        let builder = || symbolize::Symbolizer::builder().enable_auto_reload(false);
+        Self {
+            options,
+            symbols: builder().enable_code_info(false).enable_inlined_fns(false).build(),
+            debug: builder().enable_code_info(true).enable_inlined_fns(true).build(),
+            mappings: HashMap::new(),
+            modules: Vec::new(),
+            known: HashMap::new(),
+            user: HashMap::new(),
+            kernel: HashMap::new(),
+            kernel_source: (options.this_boot && module::kallsyms_readable()).then(|| {
+                let mut kernel = Kernel::default();
+                // A vmlinux on disk need not be that of the running kernel; kallsyms is.
+                kernel.vmlinux = blazesym::MaybeDefault::None;
+                Source::Kernel(kernel)
+            }),
+        }
+    }
+
+    /// Learns a mapping; to be called before the stacks that refer to it.
+    pub fn add_mapping(&mut self, mapping: Mapping) {
+        self.mappings.insert(mapping.id, Mapped { mapping, module: None });
+    }
+
+    /// The functions on a stack, leaf first, kernel before user.
+    pub fn frames(&mut self, stack: &Stack) -> Vec<SymbolFrame> {
+        let mut frames = Vec::new();
+        for (depth, &address) in stack.kernel.iter().enumerate() {
+            let functions = self.kernel_functions(lookup(depth, address));
+            add(&mut frames, stack.id, FrameKind::Kernel, "[kernel]", address, &functions);
+        }
+        for (depth, frame) in stack.user.iter().enumerate() {
+            let functions = self.user_functions(frame.mapping, lookup(depth, frame.offset));
+            add(&mut frames, stack.id, FrameKind::User, self.module_name(frame), frame.offset, &functions);
+        }
+        frames
+    }
+
+    fn module_name(&self, frame: &Frame) -> &str {
+        let mapped = frame.mapping.and_then(|id| self.mappings.get(&id));
+        match mapped.map(|mapped| mapped.mapping.path.as_str()) {
+            Some("") => "[anonymous]",
+            Some(path) => path,
+            None => "[unknown]",
+        }
+    }
+
+    fn user_functions(&mut self, mapping: Option<u32>, offset: u64) -> Functions {
+        let Some(module) = mapping.and_then(|id| self.module(id)) else { return Functions::default() };
+        if let Some(functions) = self.user.get(&(module, offset)) {
+            return functions.clone();
+        }
+        let functions = match self.modules.get(module) {
+            Some(module) => self.look_up(module, offset),
+            None => Functions::default(),
+        };
+        self.user.insert((module, offset), functions.clone());
+        functions
+    }
+
+    fn look_up(&self, module: &Module, offset: u64) -> Functions {
+        let Some(path) = module.path() else { return Functions::default() };
+        let find = |symbolizer: &symbolize::Symbolizer, debug_syms| {
+            let mut elf = Elf::new(path);
+            elf.debug_syms = debug_syms;
+            let found = symbolizer.symbolize_single(&Source::Elf(elf), Input::FileOffset(offset)).ok()?;
+            let sym = found.into_sym()?.into_owned();
+            (sym.size.is_some() || module.same_section(sym.addr, offset)).then_some(sym)
+        };
+        // Debug information may name a function without its path; the symbol table's name is whole.
+        match (find(&self.symbols, false), find(&self.debug, true)) {
+            (Some(symbol), Some(debug)) => functions(&debug, &symbol.name),
+            (Some(only), None) | (None, Some(only)) => functions(&only, &only.name),
+            (None, None) => module.plt(offset).map(|name| [(name.into(), false)].into()).unwrap_or_default(),
+        }
+    }
+
+    fn kernel_functions(&mut self, address: u64) -> Functions {
+        if let Some(functions) = self.kernel.get(&address) {
+            return functions.clone();
+        }
+        let sym = self.kernel_source.as_ref().and_then(|source| {
+            let found = self.symbols.symbolize_single(source, Input::AbsAddr(address)).ok()?;
+            found.into_sym().filter(|sym| sym.size.is_some() || sym.offset < LONGEST_KERNEL_FUNCTION)
+        });
+        let functions = sym.map(|sym| functions(&sym, &sym.name)).unwrap_or_default();
+        self.kernel.insert(address, functions.clone());
+        functions
+    }
+
+    /// The module that a mapping is of; `None` for a mapping that was never learnt.
+    fn module(&mut self, mapping: u32) -> Option<usize> {
+        let mapped = self.mappings.get_mut(&mapping)?;
+        if let Some(module) = mapped.module {
+            return Some(module);
+        }
+        let Mapping { build_id, inode, path, .. } = &mapped.mapping;
+        let key = match build_id.as_slice() {
+            [] => ModuleKey::Inode(*inode, path.clone()),
+            build_id => ModuleKey::BuildId(build_id.into()),
+        };
+        let module = match self.known.get(&key) {
+            // A file that one process no longer reaches, another may.
+            Some(&module) if self.modules.get(module).is_some_and(|module| module.path().is_some()) => module,
+            _ => {
+                self.modules.push(Module::find(&mapped.mapping, self.options.this_boot));
+                self.known.insert(key, self.modules.len() - 1);
+                self.modules.len() - 1
+            }
+        };
+        mapped.module = Some(module);
+        Some(module)
+    }
+
+    /// The files that names were taken from, and the modules for which none was found.
+    pub fn sources(&self) -> impl Iterator<Item = (&str, Option<&PathBuf>)> {
+        self.mappings.values().filter_map(|mapped| {
+            let module = self.modules.get(mapped.module?)?;
+            Some((mapped.mapping.path.as_str(), module.path()))
+        })
+    }
+}
+
+/// Where to look: a return address may be the first byte of the next function, so one before it; a leaf is exact.
+fn lookup(depth: usize, address: u64) -> u64 {
+    if depth == 0 { address } else { address.saturating_sub(1) }
+}
+
+/// What is inlined at a place, innermost first, and then the function that it is in.
+fn functions(sym: &Sym<'_>, name: &str) -> Functions {
+    let inlined = sym.inlined.iter().rev().map(|function| (function.name.clone().into_owned(), true));
+    inlined.chain([(name.to_owned(), false)]).collect()
+}
+
+fn add(
+    frames: &mut Vec<SymbolFrame>,
+    stack: StackId,
+    kind: FrameKind,
+    module: &str,
+    offset: u64,
+    functions: &[(String, bool)],
+) {
+    let mut push = |function: Option<&String>, inlined| {
+        let position = u32::try_from(frames.len()).unwrap_or(u32::MAX);
+        frames.push(SymbolFrame {
+            stack,
+            position,
+            kind,
+            function: function.cloned(),
+            module: module.into(),
+            offset,
+            inlined,
+        });
+    };
+    if functions.is_empty() {
+        push(None, false);
+    }
+    for (function, inlined) in functions {
+        push(Some(function), *inlined);
+    }
+}

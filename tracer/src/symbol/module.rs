@@ -1,0 +1,104 @@
+//! The file behind a mapping.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use object::read::ReadCache;
+use object::{Object, ObjectSection, SectionKind};
+
+use crate::event::{Mapping, ProcessId};
+
+/// A file that was mapped, or the fact that it is not there any more.
+pub(crate) struct Module {
+    path: Option<PathBuf>,
+    sections: Vec<Section>,
+}
+
+/// A section of code.
+struct Section {
+    name: String,
+    address: u64,
+    offset: u64,
+    bytes: u64,
+}
+
+impl Module {
+    /// Looks for the file: through the process while it lives, which also reaches into its container and to deleted
+    /// files; then at its path.
+    pub(crate) fn find(mapping: &Mapping, this_boot: bool) -> Self {
+        let none = Self { path: None, sections: Vec::new() };
+        if !mapping.path.starts_with('/') {
+            return none;
+        }
+        let mut candidates = Vec::new();
+        if this_boot && is_alive(mapping.process) {
+            let process = PathBuf::from(format!("/proc/{}", mapping.process.tgid));
+            let Mapping { begin, end, path, .. } = mapping;
+            // The path comes first: separate debug files are looked for beside it.
+            candidates.push(process.join("root").join(path.trim_start_matches('/')));
+            candidates.push(process.join(format!("map_files/{begin:x}-{end:x}")));
+        }
+        candidates.push(PathBuf::from(&mapping.path));
+        let found = candidates.into_iter().find_map(|path| Some((open(&path, mapping)?, path)));
+        found.map_or(none, |(sections, path)| Self { path: Some(path), sections })
+    }
+
+    /// `None` when no file was found that is certainly the one that was mapped.
+    pub(crate) fn path(&self) -> Option<&PathBuf> {
+        self.path.as_ref()
+    }
+
+    /// Whether the address of a symbol without a size lies in the same section as the code at `offset`: beyond its
+    /// section it cannot reach, though it is the nearest symbol (`_init` before the PLT).
+    pub(crate) fn same_section(&self, address: u64, offset: u64) -> bool {
+        let holds = |begin: u64, bytes: u64, at: u64| at >= begin && at - begin < bytes;
+        let section = self.sections.iter().find(|s| holds(s.offset, s.bytes, offset));
+        section.is_some_and(|s| holds(s.address, s.bytes, address))
+    }
+
+    /// Name of the procedure linkage table that holds `offset`, if one does.
+    pub(crate) fn plt(&self, offset: u64) -> Option<&'static str> {
+        let section = self.sections.iter().find(|s| offset >= s.offset && offset - s.offset < s.bytes)?;
+        section.name.starts_with(".plt").then_some("[plt]")
+    }
+}
+
+/// Opens a file if it is the one that was mapped; returns its sections of code.
+fn open(path: &Path, mapping: &Mapping) -> Option<Vec<Section>> {
+    let file = File::open(path).ok()?;
+    let metadata = file.metadata().ok()?;
+    if !metadata.is_file() {
+        return None;
+    }
+    let cache = ReadCache::new(file);
+    let elf = object::File::parse(&cache).ok()?;
+    let same = match mapping.build_id.as_slice() {
+        [] => mapping.inode != 0 && metadata.ino() == mapping.inode,
+        build_id => elf.build_id().ok().flatten() == Some(build_id),
+    };
+    same.then(|| elf.sections().filter(|s| s.kind() == SectionKind::Text).filter_map(section).collect())
+}
+
+fn section<'data>(section: impl ObjectSection<'data>) -> Option<Section> {
+    let (offset, bytes) = section.file_range()?;
+    Some(Section { name: section.name().ok()?.into(), address: section.address(), offset, bytes })
+}
+
+/// Whether the process lives, and is not another that got its pid.
+fn is_alive(process: ProcessId) -> bool {
+    let Ok(stat) = fs::read_to_string(format!("/proc/{}/stat", process.tgid)) else { return false };
+    // The name in parentheses may hold anything; fields are counted from its end. Field 22 is the start time.
+    let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    fields.split_ascii_whitespace().nth(19).and_then(|ticks| ticks.parse().ok()) == Some(process.start_ticks)
+}
+
+/// Whether kallsyms tells addresses; to users who may not know them it tells zeros.
+pub(crate) fn kallsyms_readable() -> bool {
+    let Ok(file) = File::open("/proc/kallsyms") else { return false };
+    let mut lines = BufReader::new(file).lines().map_while(Result::ok);
+    lines
+        .next()
+        .is_some_and(|line| line.split(' ').next().is_some_and(|a| a.bytes().any(|digit| digit != b'0')))
+}
