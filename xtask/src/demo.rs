@@ -60,7 +60,7 @@ impl Demo {
         fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let release = built("release");
         let demo = Self { tracer: release.join("tracer"), server: release.join("standin-server"), folder };
-        run_command(Command::new(&demo.server).arg("stage").arg(demo.file("libraries")))?;
+        run_command(Command::new(release.join("standin-stage")).arg(demo.file("libraries")))?;
         Ok(demo)
     }
 
@@ -73,8 +73,8 @@ impl Demo {
         say(&format!("recording a server on a simulated GPU for {seconds} s"));
         let mut record = Command::new(&self.tracer);
         record.arg("record").args(["--duration", &format!("{seconds}s"), "-o"]).arg(self.file("capture"));
-        record.arg("--").arg(&self.server).args(["serve", "--port", "0"]);
-        record.args(["--stall", "gpu:0.002", "--stall", "lock:0.002", "--stall", "cpu:0.001"]);
+        record.arg("--").arg(&self.server).args(["--port", "0"]);
+        record.args(["--stall", "gpu:every:300", "--stall", "lock:every:410", "--stall", "cpu:every:530"]);
         record.arg("--truth").arg(self.file("truth.jsonl"));
         record.env("LD_LIBRARY_PATH", self.file("libraries"));
         record.stdout(Stdio::piped());
@@ -87,7 +87,15 @@ impl Demo {
             std::thread::spawn(move || output.map_while(Result::ok).for_each(|line| println!("{line}")));
 
         let mut load = Command::new(&self.server);
-        load.args(["load", "--port", &address.port().to_string(), "--concurrency", "20"]);
+        load.args([
+            "load",
+            "--port",
+            &address.port().to_string(),
+            "--concurrency",
+            "20",
+            "--slow-clients",
+            "0.1",
+        ]);
         load.args(["--duration", &(seconds - TAIL_SECONDS).to_string()]);
         let summary = self.file("load.json");
         load.stdout(File::create(&summary).with_context(|| format!("cannot write {}", summary.display()))?);

@@ -254,7 +254,7 @@ text!(Vec<u8>, |bytes: &Vec<u8>| to_hex(bytes), from_hex);
 text!([u8; 8], |bytes: &[u8; 8]| to_hex(bytes), |text| from_hex(text)?.try_into().ok());
 text!([u8; 16], |bytes: &[u8; 16]| to_hex(bytes), |text| from_hex(text)?.try_into().ok());
 
-fn to_hex(bytes: &[u8]) -> String {
+pub(crate) fn to_hex(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     bytes.iter().flat_map(|b| [b >> 4, b & 15]).map(|d| char::from(DIGITS[usize::from(d)])).collect()
 }
@@ -367,7 +367,7 @@ macro_rules! columns {
     (@name $field:ident $name:literal) => { $name };
     ($type:ty { $($field:ident $(as $name:literal)? : $field_type:ty),* $(,)? }) => {
         const _: () = {
-            use $crate::capture::column::{ColumnError, Columns, Source, columns};
+            use $crate::capture::column::{self, Columns, columns};
 
             #[derive(Default)]
             pub(crate) struct Builder { $($field: <$field_type as Columns>::Builder),* }
@@ -393,13 +393,13 @@ macro_rules! columns {
                     Ok(())
                 }
 
-                fn open(_: &str, source: Source<'_>) -> Result<Reader, ColumnError> {
+                fn open(_: &str, source: column::Source<'_>) -> Result<Reader, column::ColumnError> {
                     Ok(Reader {
                         $($field: <$field_type as Columns>::open(columns!(@name $field $($name)?), source)?,)*
                     })
                 }
 
-                fn get(reader: &Reader, row: usize) -> Result<Self, ColumnError> {
+                fn get(reader: &Reader, row: usize) -> Result<Self, column::ColumnError> {
                     Ok(Self { $($field: <$field_type as Columns>::get(&reader.$field, row)?,)* })
                 }
             }

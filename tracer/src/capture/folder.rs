@@ -1,7 +1,7 @@
 //! The folder of a capture: making files in it, replacing them as a whole, locking it.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
-use std::io;
+use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, chown, fchown};
 use std::path::{Path, PathBuf};
 
@@ -135,22 +135,19 @@ impl Folder {
         Ok(file)
     }
 
-    /// Replaces a file as a whole: readers see the old content or the new, on disk, never a part.
-    pub(crate) fn replace<T>(&self, path: &Path, write: impl FnOnce(File) -> Result<T>) -> Result<T> {
+    /// Begins a new version of a file, which takes the old one's place as a whole with [`Replacement::commit`].
+    pub(crate) fn begin(&self, path: &Path) -> Result<Replacement> {
         let temporary = path.with_added_extension("tmp");
         self.remove(&temporary)?;
         let file = self.create_file(&temporary).context("create", &temporary)?;
-        let written = write(file).and_then(|value| {
-            let synced = File::open(&temporary).and_then(|file| file.sync_all());
-            synced.and_then(|()| fs::rename(&temporary, path)).context("write", path)?;
-            self.handle.sync_all().context("write", path)?;
-            Ok(value)
-        });
-        if written.is_err() {
-            // The error that is reported is the first one; a file that stays behind is removed by the next attempt.
-            let _ = fs::remove_file(&temporary);
-        }
-        written
+        Ok(Replacement { file, temporary, path: path.into(), committed: false })
+    }
+
+    /// Replaces a file by these bytes.
+    pub(crate) fn replace(&self, path: &Path, bytes: &[u8]) -> Result<()> {
+        let mut replacement = self.begin(path)?;
+        replacement.file.write_all(bytes).context("write", path)?;
+        replacement.commit(self)
     }
 
     /// Removes a file that may be missing.
@@ -165,6 +162,43 @@ impl Folder {
     pub(crate) fn remove_empty_raw(&self) {
         // Not empty, or already gone: both are fine.
         let _ = fs::remove_dir(self.path.join(RAW));
+    }
+}
+
+/// A file that is being written beside the one that it will replace. Dropping it leaves the old one.
+#[derive(Debug)]
+pub(crate) struct Replacement {
+    file: File,
+    temporary: PathBuf,
+    path: PathBuf,
+    committed: bool,
+}
+
+impl Replacement {
+    /// A handle to write to.
+    pub(crate) fn writer(&self) -> Result<File> {
+        self.file.try_clone().context("write", &self.path)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Puts the file in its place, once its content is on disk: readers see the old content or the new.
+    pub(crate) fn commit(mut self, folder: &Folder) -> Result<()> {
+        self.file.sync_all().context("write", &self.path)?;
+        fs::rename(&self.temporary, &self.path).context("write", &self.path)?;
+        self.committed = true;
+        folder.handle.sync_all().context("write", &self.path)
+    }
+}
+
+impl Drop for Replacement {
+    fn drop(&mut self) {
+        if !self.committed {
+            // What stays behind is removed when the file is next begun.
+            let _ = fs::remove_file(&self.temporary);
+        }
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Write as _;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
@@ -69,7 +68,6 @@ impl Meta {
     /// This machine, now. What is not known (no /proc) stays empty.
     #[must_use]
     pub fn here(command: Vec<String>, target: String) -> Self {
-        let read = |path| fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
         Self {
             schema: format!("{SCHEMA}{VERSION}"),
             tool_version: env!("CARGO_PKG_VERSION").into(),
@@ -77,7 +75,7 @@ impl Meta {
             kernel: read("/proc/sys/kernel/osrelease"),
             cpus: std::thread::available_parallelism()
                 .map_or(0, |n| u32::try_from(n.get()).unwrap_or(u32::MAX)),
-            boot_id: read("/proc/sys/kernel/random/boot_id"),
+            boot_id: boot_id(),
             started_realtime_ns: SystemTime::now()
                 .duration_since(UNIX_EPOCH)
                 .map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)),
@@ -113,12 +111,19 @@ impl Meta {
 
     pub(crate) fn write(&self, folder: &Folder) -> Result<()> {
         let path = folder.meta();
-        folder.replace(&path, |mut file| {
-            let mut text = serde_json::to_vec_pretty(self).context("write", &path)?;
-            text.push(b'\n');
-            file.write_all(&text).context("write", &path)
-        })
+        let mut text = serde_json::to_vec_pretty(self).context("write", &path)?;
+        text.push(b'\n');
+        folder.replace(&path, &text)
     }
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default()
+}
+
+/// Names this boot of the machine; empty when it is not known.
+pub(crate) fn boot_id() -> String {
+    read("/proc/sys/kernel/random/boot_id")
 }
 
 /// CLOCK_MONOTONIC now, in ns.

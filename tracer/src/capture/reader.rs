@@ -38,7 +38,10 @@ enum BatchSource {
     /// The table was never written.
     Empty,
     Stream(StreamBatches),
-    Parquet(ParquetRecordBatchReader),
+    Parquet {
+        reader: ParquetRecordBatchReader,
+        rows: u64,
+    },
 }
 
 impl<T: Table> Batches<T> {
@@ -62,10 +65,19 @@ impl<T: Table> Batches<T> {
     }
 
     fn parquet(path: &Path, file: File) -> Result<Self> {
-        let reader = ParquetRecordBatchReaderBuilder::try_new(file)
-            .and_then(|builder| builder.with_batch_size(stream::BATCH_ROWS).build());
-        let source = BatchSource::Parquet(reader.context("read", path)?);
+        let builder = ParquetRecordBatchReaderBuilder::try_new(file).context("read", path)?;
+        let rows = u64::try_from(builder.metadata().file_metadata().num_rows()).unwrap_or(0);
+        let reader = builder.with_batch_size(stream::BATCH_ROWS).build().context("read", path)?;
+        let source = BatchSource::Parquet { reader, rows };
         Ok(Self { source, path: path.into(), _rows: std::marker::PhantomData })
+    }
+
+    /// Rows of a finished table; 0 for a stream, whose rows are known when it has been read.
+    pub(crate) fn count_finished(&self) -> u64 {
+        match self.source {
+            BatchSource::Parquet { rows, .. } => rows,
+            BatchSource::Empty | BatchSource::Stream(_) => 0,
+        }
     }
 
     /// The next rows, as they were written; `None` at the end. A stream that holds something else ends there too.
@@ -77,7 +89,7 @@ impl<T: Table> Batches<T> {
                 let Some(batch) = stream.next_batch().context("read", &self.path)? else { return Ok(None) };
                 Ok(stream::rows(&batch).inspect_err(|_| stream.reject(&batch, before)).ok())
             }
-            BatchSource::Parquet(reader) => match reader.next() {
+            BatchSource::Parquet { reader, .. } => match reader.next() {
                 Some(batch) => parquet_rows(&self.path, batch.context("read", &self.path)?).map(Some),
                 None => Ok(None),
             },
@@ -118,10 +130,7 @@ impl Reader {
     /// # Errors
     /// When the folder is no capture, or a newer version's, or may not be read.
     pub fn open(dir: &Path) -> Result<Self> {
-        Self::of(Folder::open(dir)?)
-    }
-
-    pub(crate) fn of(folder: Folder) -> Result<Self> {
+        let folder = Folder::open(dir)?;
         let meta = Meta::read(&folder)?;
         Ok(Self { folder, meta })
     }
@@ -150,7 +159,7 @@ pub struct Events {
 }
 
 impl Events {
-    fn open(folder: &Folder) -> Result<Self> {
+    pub(crate) fn open(folder: &Folder) -> Result<Self> {
         let mut tables: Vec<Box<dyn Cursor>> = Vec::new();
         macro_rules! open {
             ($($field:ident: $type:ty),* $(,)?) => {$(

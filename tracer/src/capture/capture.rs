@@ -1,0 +1,146 @@
+//! A finished capture, for reports and pictures.
+
+use std::path::Path;
+
+use super::derived::{OffCpu, RequestId};
+use super::error::{Error, ErrorKind, Result};
+use super::folder::Folder;
+use super::meta::Meta;
+use super::raw::Table;
+use super::reader::{Batches, Events};
+use crate::event::{Call, Mapping, Point, Process, Sample, Sched, Stack};
+use crate::symbol::SymbolFrame;
+use crate::timeline::rows::{Iteration, Request, Step, Token};
+use crate::timeline::tables::{self, LedgerRow, Tables};
+
+/// A capture whose tables are complete.
+pub struct Capture {
+    folder: Folder,
+    meta: Meta,
+}
+
+/// The rows of a table; a batch at a time is in memory. Ends after the first error.
+pub struct Rows<T> {
+    batches: Option<Batches<T>>,
+    rows: std::vec::IntoIter<T>,
+}
+
+fn rows<T: Table>(folder: &Folder) -> Result<Rows<T>> {
+    Ok(Rows { batches: Some(Batches::open(folder)?), rows: Vec::new().into_iter() })
+}
+
+impl<T: Table> Iterator for Rows<T> {
+    type Item = Result<T>;
+
+    fn next(&mut self) -> Option<Result<T>> {
+        loop {
+            if let Some(row) = self.rows.next() {
+                return Some(Ok(row));
+            }
+            match self.batches.as_mut()?.next_rows() {
+                Ok(Some(rows)) => self.rows = rows.into_iter(),
+                end => {
+                    self.batches = None;
+                    return end.err().map(Err);
+                }
+            }
+        }
+    }
+}
+
+macro_rules! tables {
+    ($($(#[$doc:meta])* $name:ident: $type:ty;)*) => {
+        impl Capture {$(
+            $(#[$doc])*
+            ///
+            /// # Errors
+            /// When the table cannot be opened; each row when it cannot be read.
+            pub fn $name(&self) -> Result<Rows<$type>> {
+                rows(&self.folder)
+            }
+        )*}
+    };
+}
+
+tables! {
+    /// In order of their id.
+    steps: Step;
+    iterations: Iteration;
+    requests: Request;
+    request_ids: RequestId;
+    tokens: Token;
+    offcpu: OffCpu;
+    /// By stack, leaf first.
+    frames: SymbolFrame;
+    ledger: LedgerRow;
+    samples: Sample;
+    sched: Sched;
+    stacks: Stack;
+    mappings: Mapping;
+    processes: Process;
+    points: Point;
+    calls: Call;
+}
+
+impl Capture {
+    /// Opens a finished capture.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unfinished`] when it has yet to be finished or recovered; otherwise as
+    /// [`Reader::open`](super::Reader::open).
+    pub fn open(dir: &Path) -> Result<Self> {
+        let folder = Folder::open(dir)?;
+        let meta = Meta::read(&folder)?;
+        if !meta.complete {
+            let detail = "the recording was not finished: its tables are missing";
+            return Err(Error::new(ErrorKind::Unfinished, "open capture", dir, detail));
+        }
+        Ok(Self { folder, meta })
+    }
+
+    #[must_use]
+    pub fn meta(&self) -> &Meta {
+        &self.meta
+    }
+
+    /// All events, merged by time; see [`Reader::events`](super::Reader::events).
+    ///
+    /// # Errors
+    /// When a table cannot be opened.
+    pub fn events(&self) -> Result<Events> {
+        Events::open(&self.folder)
+    }
+
+    /// Everything that reports print, in memory.
+    ///
+    /// # Errors
+    /// When a table cannot be read.
+    pub fn tables(&self) -> Result<Tables> {
+        let mut engines = Vec::new();
+        for point in self.points()? {
+            engines.push(point?.engine);
+        }
+        engines.sort();
+        engines.dedup();
+        let Meta { tool_version, host, target, started_realtime_ns, started_monotonic_ns, .. } =
+            self.meta.clone();
+        Ok(Tables {
+            meta: tables::Meta {
+                tracer_version: tool_version,
+                host,
+                target,
+                engines,
+                started_realtime_ns,
+                started_ns: started_monotonic_ns,
+                ended_ns: self.meta.ended_monotonic_ns.unwrap_or(started_monotonic_ns),
+                simulated: self.meta.simulated,
+                complete: !self.meta.recovered,
+            },
+            steps: self.steps()?.collect::<Result<_>>()?,
+            iterations: self.iterations()?.collect::<Result<_>>()?,
+            requests: self.requests()?.collect::<Result<_>>()?,
+            tokens: self.tokens()?.collect::<Result<_>>()?,
+            ledger: self.ledger()?.collect::<Result<_>>()?,
+        })
+    }
+}

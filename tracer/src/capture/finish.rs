@@ -1,0 +1,245 @@
+//! Finishing: raw streams → Parquet, events → derived tables.
+//!
+//! Every file is replaced as a whole, and a raw stream is removed only when all tables are on disk. So finishing may
+//! be killed at any time and begun again, and gives the same tables.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use super::derived::{OffCpu, RequestId, captured, torn_bytes};
+use super::error::Result;
+use super::folder::Folder;
+use super::meta::{Meta, boot_id};
+use super::raw::{Counter, Marked, Table, for_each_event_table};
+use super::reader::{Batches, Events, Torn};
+use super::table::TableFile;
+use crate::event::mark;
+use crate::event::{Call, Event, HostClock, Mapping, Point, Process, ProcessId, Sample, Sched, Stack};
+use crate::symbol::{self, SymbolFrame, Symbolizer};
+use crate::timeline::rows::{Iteration, Request, Step, Token};
+use crate::timeline::tables::LedgerRow;
+use crate::timeline::{self, Example, Timeline};
+
+/// What finishing a capture came to.
+#[derive(Clone, Debug)]
+pub struct Finished {
+    pub meta: Meta,
+    /// Rows of every table, by name.
+    pub rows: BTreeMap<&'static str, u64>,
+    /// Raw tables that were torn, with what they lost.
+    pub torn: Vec<Torn>,
+    pub ledger: Vec<LedgerRow>,
+    /// Some of the things that could not be joined.
+    pub examples: Vec<Example>,
+}
+
+/// Turns what a recording left into Parquet, adds the derived tables, and marks the capture complete.
+///
+/// A capture that is already complete is derived again from its raw tables; names of stacks are kept as they are,
+/// since their files may have gone since.
+///
+/// # Errors
+/// When the folder is no capture, is being recorded, or cannot be written; it can then be finished again.
+pub fn finish(dir: &Path) -> Result<Finished> {
+    let folder = Folder::lock(dir)?;
+    let mut meta = Meta::read(&folder)?;
+    let mut rows = BTreeMap::new();
+    // From here on the raw tables are read from their Parquet files.
+    let torn = convert_all(&folder, &mut rows)?;
+    let derived = derive(&folder, &mut rows)?;
+    if folder.table(SymbolFrame::NAME).exists() {
+        rows.insert(SymbolFrame::NAME, Batches::<SymbolFrame>::open(&folder)?.count_finished());
+    } else {
+        let this_boot = !meta.boot_id.is_empty() && meta.boot_id == boot_id();
+        rows.insert(SymbolFrame::NAME, name_stacks(&folder, this_boot)?);
+    }
+    let ledger = write_ledger(&folder, &rows, derived.ledger)?;
+    rows.insert(LedgerRow::NAME, u64::try_from(ledger.len()).unwrap_or(0));
+
+    if meta.ended_monotonic_ns.is_none() {
+        meta.recovered = true;
+        meta.ended_monotonic_ns = Some(derived.last_ns.max(meta.started_monotonic_ns));
+    }
+    meta.simulated |= derived.simulated;
+    meta.complete = true;
+    meta.write(&folder)?;
+    remove_streams(&folder)?;
+    Ok(Finished { meta, rows, torn, ledger, examples: derived.examples })
+}
+
+macro_rules! over_raw_tables {
+    ($($field:ident: $type:ty),* $(,)?) => {
+        /// Turns the streams that are there into Parquet.
+        fn convert_all(folder: &Folder, rows: &mut BTreeMap<&'static str, u64>) -> Result<Vec<Torn>> {
+            let mut torn = Vec::new();
+            $(
+                let (count, lost) = convert::<$type>(folder, |_| Ok(()))?;
+                rows.insert(<$type>::NAME, count);
+                torn.extend(lost);
+            )*
+            // Last, so that it can hold what the others have lost.
+            let (count, lost) = convert::<Counter>(folder, |table| {
+                torn.iter().try_for_each(|torn| table.push(&torn_counter(torn)))
+            })?;
+            rows.insert(Counter::NAME, count);
+            torn.extend(lost);
+            Ok(torn)
+        }
+
+        fn remove_streams(folder: &Folder) -> Result<()> {
+            // The counters say what torn streams have lost; without theirs, a second attempt keeps what they say.
+            folder.remove(&folder.raw(Counter::NAME))?;
+            $(folder.remove(&folder.raw(<$type>::NAME))?;)*
+            folder.remove_empty_raw();
+            Ok(())
+        }
+    };
+}
+
+for_each_event_table!(over_raw_tables);
+
+/// Makes a table's Parquet file from its stream, or an empty one when it has neither.
+fn convert<T: Table>(
+    folder: &Folder,
+    extra: impl FnOnce(&mut TableFile<T>) -> Result<()>,
+) -> Result<(u64, Option<Torn>)> {
+    if !folder.raw(T::NAME).exists() && folder.table(T::NAME).exists() {
+        return Ok((Batches::<T>::open(folder)?.count_finished(), None));
+    }
+    let mut table = TableFile::<T>::begin(folder)?;
+    let mut batches = Batches::<T>::stream(folder)?;
+    while let Some(rows) = batches.next_rows()? {
+        rows.iter().try_for_each(|row| table.push(row))?;
+    }
+    extra(&mut table)?;
+    Ok((table.commit(folder)?, batches.torn()))
+}
+
+fn torn_counter(torn: &Torn) -> Counter {
+    let row = LedgerRow { process: None, name: torn_bytes(torn.table), count: torn.bytes, loss: true };
+    Counter { time_ns: 0, row }
+}
+
+/// What a pass over all events came to.
+struct Derived {
+    ledger: Vec<LedgerRow>,
+    examples: Vec<Example>,
+    simulated: bool,
+    last_ns: u64,
+}
+
+/// Runs all events through the timeline and writes its tables.
+fn derive(folder: &Folder, rows: &mut BTreeMap<&'static str, u64>) -> Result<Derived> {
+    /// How often finished rows are taken out of the timeline, in events.
+    const DRAIN_EVENTS: u64 = 4096;
+    let mut tables = TimelineTables::begin(folder)?;
+    let mut offcpu = TableFile::<OffCpu>::begin(folder)?;
+    let mut timeline = Timeline::new(timeline::Config::default(), timeline::NoClock);
+    let (mut simulated, mut last_ns) = (false, 0);
+    for (event, number) in Events::open(folder)?.zip(1u64..) {
+        let event = event?;
+        last_ns = last_ns.max(event.time_ns());
+        match &event {
+            Event::Sched(sched) => offcpu.push(&sched.into())?,
+            Event::Point(point) => simulated |= point.simulated,
+            _ => {}
+        }
+        timeline.feed(&event);
+        if number % DRAIN_EVENTS == 0 {
+            tables.push(&timeline.drain())?;
+        }
+    }
+    timeline.finish();
+    tables.push(&timeline.drain())?;
+    tables.commit(folder, rows)?;
+    rows.insert(OffCpu::NAME, offcpu.commit(folder)?);
+    Ok(Derived { ledger: timeline.ledger(), examples: timeline.examples().to_vec(), simulated, last_ns })
+}
+
+/// The tables that the timeline fills.
+struct TimelineTables {
+    steps: TableFile<Step>,
+    iterations: TableFile<Iteration>,
+    requests: TableFile<Request>,
+    request_ids: TableFile<RequestId>,
+    tokens: TableFile<Token>,
+}
+
+impl TimelineTables {
+    fn begin(folder: &Folder) -> Result<Self> {
+        Ok(Self {
+            steps: TableFile::begin(folder)?,
+            iterations: TableFile::begin(folder)?,
+            requests: TableFile::begin(folder)?,
+            request_ids: TableFile::begin(folder)?,
+            tokens: TableFile::begin(folder)?,
+        })
+    }
+
+    fn push(&mut self, output: &timeline::Output) -> Result<()> {
+        output.steps.iter().try_for_each(|row| self.steps.push(row))?;
+        output.iterations.iter().try_for_each(|row| self.iterations.push(row))?;
+        output.tokens.iter().try_for_each(|row| self.tokens.push(row))?;
+        for request in &output.requests {
+            self.requests.push(request)?;
+            RequestId::all(request).try_for_each(|id| self.request_ids.push(&id))?;
+        }
+        Ok(())
+    }
+
+    fn commit(self, folder: &Folder, rows: &mut BTreeMap<&'static str, u64>) -> Result<()> {
+        rows.insert(Step::NAME, self.steps.commit(folder)?);
+        rows.insert(Iteration::NAME, self.iterations.commit(folder)?);
+        rows.insert(Request::NAME, self.requests.commit(folder)?);
+        rows.insert(RequestId::NAME, self.request_ids.commit(folder)?);
+        rows.insert(Token::NAME, self.tokens.commit(folder)?);
+        Ok(())
+    }
+}
+
+/// Writes the names of what every stack went through.
+fn name_stacks(folder: &Folder, this_boot: bool) -> Result<u64> {
+    let mut symbolizer = Symbolizer::new(symbol::Options { this_boot });
+    let mut mappings = Batches::<Mapping>::open(folder)?;
+    while let Some(rows) = mappings.next_rows()? {
+        rows.into_iter().for_each(|mapping| symbolizer.add_mapping(mapping));
+    }
+    let mut frames = TableFile::<SymbolFrame>::begin(folder)?;
+    let mut stacks = Batches::<Stack>::open(folder)?;
+    while let Some(rows) = stacks.next_rows()? {
+        for stack in &rows {
+            symbolizer.frames(stack).iter().try_for_each(|frame| frames.push(frame))?;
+        }
+    }
+    frames.commit(folder)
+}
+
+/// Writes the ledger: the last value of every counter, what the tables hold, and what the timeline could not join.
+fn write_ledger(
+    folder: &Folder,
+    rows: &BTreeMap<&'static str, u64>,
+    unmatched: Vec<LedgerRow>,
+) -> Result<Vec<LedgerRow>> {
+    let mut last: BTreeMap<(Option<ProcessId>, String), LedgerRow> = BTreeMap::new();
+    let mut put = |row: LedgerRow| last.insert((row.process, row.name.clone()), row);
+    let mut counters = Batches::<Counter>::open(folder)?;
+    while let Some(rows) = counters.next_rows()? {
+        rows.into_iter().for_each(|counter| _ = put(counter.row));
+    }
+    for (&table, &count) in rows.iter().filter(|(table, _)| RAW_TABLES.contains(table)) {
+        put(LedgerRow { process: None, name: captured(table), count, loss: false });
+    }
+    unmatched.into_iter().for_each(|row| _ = put(row));
+    let mut table = TableFile::<LedgerRow>::begin(folder)?;
+    last.values().try_for_each(|row| table.push(row))?;
+    table.commit(folder)?;
+    Ok(last.into_values().collect())
+}
+
+macro_rules! names {
+    ($($field:ident: $type:ty),* $(,)?) => {
+        const RAW_TABLES: &[&str] = &[$(<$type>::NAME),*];
+    };
+}
+
+for_each_event_table!(names);
