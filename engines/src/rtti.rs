@@ -183,8 +183,10 @@ impl Search<'_, '_> {
         }
         for index in 0..MAX_BASES {
             let Some(several) = class(24 + 16 * index, 2) else { continue };
-            let bases =
-                self.image.u64_at(several.address + 16).map_or(0, |flags_and_count| flags_and_count >> 32);
+            let bases = self
+                .image
+                .u64_at(several.address.wrapping_add(16))
+                .map_or(0, |flags_and_count| flags_and_count >> 32);
             if index < bases {
                 let flags = self.image.u64_at(word.wrapping_add(8)).unwrap_or(0) as i64;
                 return if flags & 1 == 1 {
@@ -244,7 +246,7 @@ impl Search<'_, '_> {
             },
             _ => return Err(Reason::ManySlots { class: class(), method: method.clone(), slots: naming }),
         };
-        let word = vtable.address + 8 * slot as u64;
+        let word = vtable.address.wrapping_add(8 * slot as u64);
         let Some(entry) = self.pointers.at(word).filter(|entry| self.image.is_code(*entry)) else {
             return Ok(Slot::Abstract);
         };

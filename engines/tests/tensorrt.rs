@@ -1,45 +1,15 @@
 //! The resolver on test doubles of libnvinfer: same type names, layout and slots as the real one, stripped.
-#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a helper that fails fails its test")]
+#![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
-use std::{
-    path::{Path, PathBuf},
-    process::Command,
-    sync::atomic::{AtomicUsize, Ordering},
-};
+mod build;
 
+use std::{path::Path, process::Command};
+
+use build::{Build, nvinfer_source};
 use engines::{Library, Placement, Point, Profiles, Reason, Role};
 
-/// A folder that is removed with the value.
-struct Build {
-    folder: tempfile::TempDir,
-}
-
-impl Build {
-    fn new() -> Self {
-        Self { folder: tempfile::tempdir().unwrap() }
-    }
-
-    /// Compiles the double with these flags to a stripped library and returns its path.
-    fn compile(&self, flags: &[&str]) -> PathBuf {
-        static COUNT: AtomicUsize = AtomicUsize::new(0);
-        let folder = self.folder.path().join(COUNT.fetch_add(1, Ordering::Relaxed).to_string());
-        std::fs::create_dir(&folder).unwrap();
-        let library = folder.join("libnvinfer.so.10");
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/fake_nvinfer.cpp");
-        let mut command = Command::new("g++");
-        command.args(["-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-s", "-o"]).arg(&library);
-        let status = command.args(flags).arg(source).status().expect("g++ is needed: apt-get install g++");
-        assert!(status.success(), "{command:?}");
-        library
-    }
-
-    fn inspect(&self, flags: &[&str]) -> Library {
-        inspect(&self.compile(flags))
-    }
-}
-
-fn inspect(path: &Path) -> Library {
-    Profiles::builtin().inspect(path, &std::fs::read(path).unwrap()).unwrap()
+fn inspect(build: &Build, flags: &[&str]) -> Library {
+    build::inspect(&build.nvinfer(flags)).unwrap()
 }
 
 fn only_point(library: &Library) -> &Point {
@@ -57,16 +27,7 @@ fn only_reason(library: &Library) -> &Reason {
 
 /// File offset of `enqueueV3` by the symbol table of an unstripped build with the same flags.
 fn truth(build: &Build, flags: &[&str]) -> u64 {
-    let stripped = build.compile(flags);
-    let full = stripped.with_extension("full");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/fake_nvinfer.cpp");
-    let mut command = Command::new("g++");
-    command
-        .args(["-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-o"])
-        .arg(&full)
-        .args(flags)
-        .arg(source);
-    assert!(command.status().unwrap().success());
+    let full = build.compile("libnvinfer.so.full", &nvinfer_source(), flags);
     let symbols = Command::new("nm").arg(&full).output().unwrap();
     let symbols = String::from_utf8(symbols.stdout).unwrap();
     let line =
@@ -81,7 +42,7 @@ fn layouts_of_versions_8_10_and_11() {
     for (flag, version, slot) in
         [("-DTRT=8", "8.6.1.6", 44), ("-DTRT=10", "10.13.3.9", 37), ("-DTRT=11", "11.4.0.106", 36)]
     {
-        let library = build.inspect(&["-O2", flag]);
+        let library = inspect(&build, &["-O2", flag]);
         assert_eq!(library.engine, "tensorrt");
         assert_eq!(library.version.as_deref(), Some(version));
         assert!(!library.simulated && !library.build_id.is_empty());
@@ -106,17 +67,17 @@ fn ways_of_building() {
         &["-O0"],
         &["-Os", "-Wl,-z,now", "-Wl,--hash-style=sysv"],
     ] {
-        let library = build.inspect(flags);
+        let library = inspect(&build, flags);
         assert_eq!(only_point(&library).function_offset, truth(&build, flags), "{flags:?}");
     }
     // Where the bases have vtables too, each that holds the function is listed: the injected library patches all.
-    assert!(only_point(&build.inspect(&["-O0"])).vtable_words.len() > 1);
+    assert!(only_point(&inspect(&build, &["-O0"])).vtable_words.len() > 1);
 }
 
 #[test]
 fn without_its_own_name_the_neighbours_decide() {
     let build = Build::new();
-    let library = build.inspect(&["-O2", "-DNO_SELFNAME"]);
+    let library = inspect(&build, &["-O2", "-DNO_SELFNAME"]);
     let point = only_point(&library);
     assert!(
         point.evidence.contains("slot 37 is the version's slot, its neighbours agree"),
@@ -129,19 +90,19 @@ fn without_its_own_name_the_neighbours_decide() {
 #[test]
 fn refusals() {
     let build = Build::new();
-    let two = build.inspect(&["-O2", "-DTWO_IMPL"]);
+    let two = inspect(&build, &["-O2", "-DTWO_IMPL"]);
     assert!(matches!(only_reason(&two), Reason::ManyImplementations { classes, .. } if classes.len() == 2));
-    assert!(matches!(only_reason(&build.inspect(&["-O2", "-fno-rtti"])), Reason::NoTypeInfo(_)));
+    assert!(matches!(only_reason(&inspect(&build, &["-O2", "-fno-rtti"])), Reason::NoTypeInfo(_)));
     // Interprocedural constants take the names out of the functions: nothing is left to confirm the slot.
-    assert!(matches!(only_reason(&build.inspect(&["-O3", "-flto"])), Reason::Unconfirmed { .. }));
+    assert!(matches!(only_reason(&inspect(&build, &["-O3", "-flto"])), Reason::Unconfirmed { .. }));
     // Its version is not exported: some other library that has the classes.
-    assert!(matches!(only_reason(&build.inspect(&["-O2", "-DNO_VERSION"])), Reason::NoVersion(_)));
+    assert!(matches!(only_reason(&inspect(&build, &["-O2", "-DNO_VERSION"])), Reason::NoVersion(_)));
 }
 
 #[test]
 fn another_machine_or_no_library() {
     let build = Build::new();
-    let path = build.compile(&["-O2"]);
+    let path = build.nvinfer(&["-O2"]);
     let data = std::fs::read(&path).unwrap();
     let profiles = Profiles::builtin();
     let reason = |data: &[u8]| only_reason(&profiles.inspect(&path, data).unwrap()).clone();
@@ -159,7 +120,7 @@ fn another_machine_or_no_library() {
 #[test]
 fn a_truncated_file_is_refused() {
     let build = Build::new();
-    let path = build.compile(&["-O2"]);
+    let path = build.nvinfer(&["-O2"]);
     let data = std::fs::read(&path).unwrap();
     let profiles = Profiles::builtin();
     for length in (0..data.len()).step_by(97) {
@@ -173,7 +134,7 @@ fn a_truncated_file_is_refused() {
 
 #[test]
 fn the_probe_is_on_the_entry_or_a_cheaper_instruction() {
-    let library = Build::new().inspect(&["-O0"]);
+    let library = inspect(&Build::new(), &["-O0"]);
     let point = only_point(&library);
     // -O0 begins with `push %rbp`.
     assert_eq!((point.placement, point.offset), (Placement::Emulated, point.function_offset));

@@ -1,1 +1,34 @@
-fn main() {}
+//! Development commands: `cargo xtask setup|test|demo`.
+
+mod command;
+mod demo;
+mod setup;
+mod test;
+
+use clap::{Parser, Subcommand};
+
+/// Development commands of tracer.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    command: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Bring what is needed to build the kernel-side program and the stand-ins; does nothing where it is there.
+    Setup,
+    /// Set up, build everything and run every test, those against the running kernel included.
+    Test(test::Options),
+    /// Record a server on a simulated GPU under load, and leave a report and pictures in demo/.
+    Demo(demo::Options),
+}
+
+fn main() -> anyhow::Result<()> {
+    match Cli::parse().command {
+        Task::Setup => setup::run(),
+        Task::Test(options) => test::run(&options),
+        Task::Demo(options) => demo::run(&options),
+    }
+}

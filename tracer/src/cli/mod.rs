@@ -6,6 +6,7 @@
 mod duration;
 mod hold;
 mod record;
+mod recover;
 mod target;
 
 use std::process::ExitCode;
@@ -29,6 +30,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Record(record::Args),
+    Recover(recover::Args),
     #[command(hide = true)]
     Hold(hold::Args),
 }
@@ -45,6 +47,7 @@ pub fn run() -> ExitCode {
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
     let result = match cli.command {
         Command::Record(args) => record::run(&args),
+        Command::Recover(args) => recover::run(&args),
         Command::Hold(args) => hold::run(&args),
     };
     result.unwrap_or_else(|error| {

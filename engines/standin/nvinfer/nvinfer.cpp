@@ -1,0 +1,225 @@
+// Stand-in for libnvinfer, for demo and tests: an execution context whose enqueueV3 does some work on the host and
+// launches kernels of the stand-in driver that take as long as they are told.
+//
+// Fault variants: TWO_IMPL adds a second class that implements enqueueV3; compiled with -fno-rtti there is no RTTI.
+#include "layout.h"
+
+#include <cstdint>
+#include <cstdio>
+#include <ctime>
+#include <dlfcn.h>
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+// The driver's functions, as a statically linked runtime finds them: from the library by name.
+struct Driver {
+    int (*moduleLoadData)(void **module, void const *image);
+    int (*moduleGetFunction)(void **function, void *module, char const *name);
+    int (*moduleUnload)(void *module);
+    int (*launchKernel)(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                        unsigned sharedBytes, cudaStream_t stream, void **parameters, void **extra);
+    int (*streamSynchronize)(cudaStream_t stream);
+    bool found;
+
+    template <class F> void find(void *library, char const *name, F &function) {
+        function = reinterpret_cast<F>(dlsym(library, name));
+        if (function == nullptr) {
+            fprintf(stderr, "standin libnvinfer: libcuda.so.1 has no %s\n", name);
+            found = false;
+        }
+    }
+
+    Driver() : found(true) {
+        void *library = dlopen("libcuda.so.1", RTLD_NOW);
+        if (library == nullptr) {
+            fprintf(stderr, "standin libnvinfer: %s\n", dlerror());
+            found = false;
+            return;
+        }
+        find(library, "cuModuleLoadData", moduleLoadData);
+        find(library, "cuModuleGetFunction", moduleGetFunction);
+        find(library, "cuModuleUnload", moduleUnload);
+        find(library, "cuLaunchKernel", launchKernel);
+        find(library, "cuStreamSynchronize", streamSynchronize);
+    }
+};
+
+Driver const &driver() {
+    static Driver const instance;
+    return instance;
+}
+
+char const kernelImage[] = ".version 7.0\n.target sm_80\n.address_size 64\n"
+                           ".visible .entry standin_busy(.param .u64 ns)\n{\n ret;\n}\n";
+
+// Work of the CPU that takes its time from the thread: preempted, it takes longer.
+__attribute__((noinline)) uint64_t hostWork(uint64_t rounds) {
+    uint64_t x = rounds | 1;
+    for (uint64_t i = 0; i < rounds; ++i) {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        asm volatile("" : "+r"(x));
+    }
+    return x;
+}
+
+uint64_t nowNs() {
+    timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return static_cast<uint64_t>(time.tv_sec) * 1000000000u + static_cast<uint64_t>(time.tv_nsec);
+}
+
+// Rounds of hostWork in a microsecond of undisturbed running: the fastest of some trials.
+uint64_t roundsPerUs() {
+    static uint64_t const rounds = [] {
+        uint64_t const trial = 20000;
+        uint64_t best = ~0ull;
+        for (int i = 0; i < 20; ++i) {
+            uint64_t const begin = nowNs();
+            hostWork(trial);
+            uint64_t const took = nowNs() - begin;
+            best = took < best ? took : best;
+        }
+        return trial * 1000u / (best == 0 ? 1 : best) + 1;
+    }();
+    return rounds;
+}
+
+// Every function of the real API names itself to an object like this.
+struct ApiScope {
+    __attribute__((noinline)) ApiScope(char const *name, void const *self) {
+        asm volatile("" : : "r"(name), "r"(self) : "memory");
+    }
+};
+
+} // namespace
+
+namespace nvinfer1 {
+
+class APIDestructible {
+public:
+    virtual void destroy() noexcept {}
+};
+
+namespace rt {
+
+class ExecutionContext : public apiv::VExecutionContext, public APIDestructible {
+public:
+    ~ExecutionContext() noexcept override {
+        if (module != nullptr) {
+            driver().moduleUnload(module);
+        }
+    }
+
+    BEFORE_EXECUTE(RETURN_ZERO)
+    BETWEEN(RETURN_ZERO)
+    AFTER(RETURN_ZERO)
+
+    bool executeV2(void *const *) noexcept override {
+        ApiScope scope(__func__, this);
+        return run(nullptr) && driver().streamSynchronize(nullptr) == 0;
+    }
+    void *getTemporaryStorageAllocator() const noexcept override {
+        ApiScope scope(__func__, this);
+        return nullptr;
+    }
+    bool enqueueV3(cudaStream_t stream) noexcept override {
+        ApiScope scope(__func__, this);
+        return run(stream);
+    }
+    void setPersistentCacheLimit(unsigned long) noexcept override { ApiScope scope(__func__, this); }
+
+    // Loads the kernel into the current context.
+    bool load() noexcept {
+        return driver().found && driver().moduleLoadData(&module, kernelImage) == 0 &&
+               driver().moduleGetFunction(&kernel, module, "standin_busy") == 0;
+    }
+
+    uint64_t gpuNs{};
+    uint64_t hostNs{};
+    uint32_t kernels{1};
+
+protected:
+    __attribute__((noinline)) bool run(cudaStream_t stream) noexcept {
+        // The host prepares each kernel and launches it, as an engine does.
+        uint64_t const rounds = hostNs * roundsPerUs() / (1000u * kernels);
+        uint64_t left = gpuNs;
+        for (uint32_t i = 0; i < kernels; ++i) {
+            hostWork(rounds);
+            uint64_t ns = left / (kernels - i);
+            left -= ns;
+            void *parameters[] = {&ns};
+            if (driver().launchKernel(kernel, 1, 1, 1, 32, 1, 1, 0, stream, parameters, nullptr) != 0) {
+                return false;
+            }
+        }
+        return true;
+    }
+
+private:
+    void *module{};
+    void *kernel{};
+};
+
+#ifdef TWO_IMPL
+class OtherContext : public ExecutionContext {
+public:
+    bool enqueueV3(cudaStream_t stream) noexcept override {
+        ApiScope scope(__func__, this);
+        return !run(stream);
+    }
+};
+#endif
+
+} // namespace rt
+} // namespace nvinfer1
+
+namespace {
+
+template <class Implementation> using Wrapped = nvinfer1::Wrapper<nvinfer1::IExecutionContext, Implementation>;
+
+template <class Implementation> void *create() {
+    auto *context = new Wrapped<Implementation>();
+    if (!context->load()) {
+        delete context;
+        return nullptr;
+    }
+    roundsPerUs();
+    return static_cast<nvinfer1::IExecutionContext *>(context);
+}
+
+} // namespace
+
+// The value is the version of what this library offers to tools that know it; real ones have no such symbol.
+EXPORT uint32_t const tracer_standin = 1;
+
+#if TRT == 8
+EXPORT int32_t getInferLibVersion() { return 8601; }
+EXPORT char const tensorrt_version_8_6_1_6 = 0;
+#elif TRT == 10
+EXPORT int32_t getInferLibVersion() { return 101303; }
+EXPORT char const tensorrt_version_10_13_3_9 = 0;
+#else
+EXPORT int32_t getInferLibVersion() { return 110400; }
+EXPORT char const tensorrt_version_11_4_0_106 = 0;
+#endif
+
+// A context (nvinfer1::IExecutionContext*) in the current CUDA context; null if the driver refuses.
+EXPORT void *standin_create_context() { return create<nvinfer1::rt::ExecutionContext>(); }
+#ifdef TWO_IMPL
+EXPORT void *standin_create_other_context() { return create<nvinfer1::rt::OtherContext>(); }
+#endif
+
+// What the next enqueueV3 calls do: `kernels` kernels (at least one) of gpuNs together, and hostNs of the CPU's time.
+EXPORT void standin_set_step(void *context, uint64_t gpuNs, uint32_t kernels, uint64_t hostNs) {
+    auto *implementation =
+        static_cast<nvinfer1::rt::ExecutionContext *>(static_cast<nvinfer1::IExecutionContext *>(context)->mImpl);
+    implementation->gpuNs = gpuNs;
+    implementation->kernels = kernels == 0 ? 1 : kernels;
+    implementation->hostNs = hostNs;
+}
+
+EXPORT void standin_destroy_context(void *context) { delete static_cast<nvinfer1::IExecutionContext *>(context); }

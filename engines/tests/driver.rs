@@ -1,0 +1,93 @@
+//! The driver's profile on a made-up libcuda: exports with the real one's prologue.
+#![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
+
+mod build;
+
+use build::{Build, inspect};
+use engines::{Placement, Point, Profiles, Reason, Role};
+
+/// A function that begins as 605 of the 636 exports of libcuda 550 do.
+fn export(name: &str) -> String {
+    format!(
+        ".globl {name}\n.type {name},@function\n{name}:\n\
+         cmpl $0x41535046, switch(%rip)\nje 1f\njmp *other(%rip)\n1: push %rbx\npop %rbx\nret\n.size {name}, .-{name}\n"
+    )
+}
+
+fn driver(names: &[&str], tail: &str) -> String {
+    let functions: String = names.iter().map(|name| export(name)).collect();
+    format!(".text\n{functions}{tail}\n.data\nswitch: .long 0\n.balign 8\nother: .quad 0\n")
+}
+
+const WANTED: [&str; 5] =
+    ["cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize", "cuGraphLaunch", "cuGraphLaunch_ptsz"];
+
+fn point<'a>(points: &'a [Point], name: &str) -> &'a Point {
+    points.iter().find(|point| point.name == name).unwrap()
+}
+
+#[test]
+fn exports_are_probed_at_the_branch_of_their_prologue() {
+    let build = Build::new();
+    let tail = ".globl tracer_standin\n.type tracer_standin,@object\ntracer_standin: .long 1\n";
+    let library = inspect(&build.assemble("libcuda.so.550.163.01", &driver(&WANTED, tail))).unwrap();
+    assert_eq!((library.engine.as_str(), library.version.as_deref()), ("cuda", Some("550.163.01")));
+    assert!(library.simulated && library.refusals.is_empty(), "{:?}", library.refusals);
+    assert_eq!(library.points.len(), WANTED.len());
+    for point in &library.points {
+        assert_eq!((point.offset - point.function_offset, point.placement), (10, Placement::Emulated));
+        assert!(point.return_probe && point.default);
+    }
+    let launch = point(&library.points, "cuGraphLaunch_ptsz");
+    assert_eq!((launch.role, launch.stream_arg()), (Role::GraphLaunch, Some(1)));
+    assert_eq!(point(&library.points, "cuStreamSynchronize").stream_arg(), Some(0));
+    assert_eq!(point(&library.points, "cuCtxSynchronize").stream_arg(), None);
+}
+
+#[test]
+fn what_is_missing_is_named_and_twins_and_aliases_are_not_counted_twice() {
+    let build = Build::new();
+    let alias = ".globl cuStreamSynchronize_ptsz\n.set cuStreamSynchronize_ptsz, cuStreamSynchronize\n\
+                 .globl cuEventSynchronize\n.type cuEventSynchronize,@gnu_indirect_function\n\
+                 cuEventSynchronize: ret\n.globl cuLaunchKernel\n.data\ncuLaunchKernel: .long 0\n.text\n";
+    let text = driver(&["cuStreamSynchronize", "cuGraphLaunch"], alias);
+    let library = inspect(&build.assemble("libcuda.so.1", &text)).unwrap();
+    assert_eq!(library.version, None);
+    let names: Vec<&str> = library.points.iter().map(|point| point.name.as_str()).collect();
+    assert_eq!(names, ["cuStreamSynchronize", "cuGraphLaunch"]);
+    assert!(library.points[0].evidence.contains("also named cuStreamSynchronize_ptsz"));
+    let reason = |name: &str| &library.refusals.iter().find(|refusal| refusal.point == name).unwrap().reason;
+    assert_eq!(library.refusals.len(), 3, "{:?}", library.refusals);
+    assert_eq!(reason("cuCtxSynchronize"), &Reason::NoSymbol("cuCtxSynchronize".into()));
+    assert!(matches!(reason("cuEventSynchronize"), Reason::Indirect(_)));
+    assert!(matches!(reason("cuLaunchKernel"), Reason::NotCode(_)));
+}
+
+#[test]
+fn a_users_engine_needs_a_file_only() {
+    let build = Build::new();
+    let library = build.assemble("libmine.so.3", &driver(&["mine_decode"], ""));
+    let profile = library.with_file_name("mine.toml");
+    let text = "engine = \"mine\"\ntitle = \"Mine\"\nfiles = [\"libmine.so*\"]\n[[point]]\n\
+                symbols = [\"mine_decode\", \"mine_encode\"]\nrole = \"step\"\nreturns = \"throws\"\n";
+    std::fs::write(&profile, text).unwrap();
+    let mut profiles = Profiles::builtin();
+    profiles.load(&profile).unwrap();
+    let found = profiles.inspect(&library, &std::fs::read(&library).unwrap()).unwrap();
+    assert_eq!((found.engine.as_str(), found.points.len(), found.refusals.len()), ("mine", 1, 1));
+    assert!(!found.points[0].return_probe, "an exception may cross it");
+    assert!(found.refusals[0].reason.to_string().contains("mine_encode"));
+}
+
+#[test]
+fn the_loader_of_this_machine() {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let path = maps.lines().filter_map(|line| line.split_whitespace().nth(5));
+    let path =
+        path.into_iter().find(|path| Profiles::builtin().matches(path.rsplit('/').next().unwrap_or("")));
+    // A static test program has no loader.
+    let Some(path) = path else { return };
+    let library = inspect(path.as_ref()).unwrap();
+    assert_eq!((library.engine.as_str(), library.points.len()), ("loader", 1));
+    assert_eq!((library.points[0].role, library.points[0].return_probe), (Role::Loader, false));
+}
