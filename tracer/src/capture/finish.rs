@@ -13,6 +13,7 @@ use super::meta::{Meta, boot_id};
 use super::raw::{Counter, Marked, Table, for_each_event_table};
 use super::reader::{Batches, Events, Torn};
 use super::table::TableFile;
+use crate::clock::DeviceClock;
 use crate::event::mark;
 use crate::event::{Call, Event, HostClock, Mapping, Point, Process, ProcessId, Sample, Sched, Stack};
 use crate::symbol::{self, SymbolFrame, Symbolizer};
@@ -136,7 +137,7 @@ fn derive(folder: &Folder, rows: &mut BTreeMap<&'static str, u64>) -> Result<Der
     const DRAIN_EVENTS: u64 = 4096;
     let mut tables = TimelineTables::begin(folder)?;
     let mut offcpu = TableFile::<OffCpu>::begin(folder)?;
-    let mut timeline = Timeline::new(timeline::Config::default(), timeline::NoClock);
+    let mut timeline = Timeline::new(timeline::Config::default(), fit_clock(folder)?);
     let (mut simulated, mut last_ns) = (false, 0);
     for (event, number) in Events::open(folder)?.zip(1u64..) {
         let event = event?;
@@ -156,6 +157,20 @@ fn derive(folder: &Folder, rows: &mut BTreeMap<&'static str, u64>) -> Result<Der
     tables.commit(rows)?;
     rows.insert(OffCpu::NAME, offcpu.commit()?);
     Ok(Derived { ledger: timeline.ledger(), examples: timeline.examples().to_vec(), simulated, last_ns })
+}
+
+/// Fits the device clocks from everything that was recorded of them.
+fn fit_clock(folder: &Folder) -> Result<DeviceClock> {
+    let mut clock = DeviceClock::default();
+    let mut host = Batches::<HostClock>::open(folder)?;
+    while let Some(rows) = host.next_rows()? {
+        rows.iter().for_each(|bracket| clock.learn_host(bracket));
+    }
+    let mut bursts = Batches::<Marked<mark::ClockBurst>>::open(folder)?;
+    while let Some(rows) = bursts.next_rows()? {
+        rows.iter().for_each(|burst| clock.learn(burst.origin.process, &burst.mark));
+    }
+    Ok(clock)
 }
 
 /// The tables that the timeline fills.
