@@ -54,6 +54,9 @@ pub struct Point {
     pub args: BTreeMap<String, u8>,
     /// Probed unless the user says otherwise.
     pub default: bool,
+    /// Address of the function (or site) in the file's own address space: in a process, the place where the library
+    /// is mapped comes on top.
+    pub address: u64,
     /// For a virtual method: addresses, in the file's own address space, of the vtable words that hold it.
     pub vtable_words: Vec<u64>,
     /// How the point was found.
@@ -270,6 +273,7 @@ impl<'a, 'r> Resolver<'a, 'r> {
             role: rule.role,
             offset: function_offset + delta,
             function_offset,
+            address,
             placement,
             return_probe: rule.returns.is_safe(),
             args: rule.args.clone(),

@@ -78,6 +78,6 @@ impl Counter {
     /// Whether a count above zero means that something is missing from the capture.
     #[must_use]
     pub const fn is_loss(self) -> bool {
-        !matches!(self, Self::VitalWritten | Self::BulkWritten | Self::CallUnwound)
+        !matches!(self, Self::VitalWritten | Self::BulkWritten | Self::CallUnwound | Self::UserStackFailed)
     }
 }

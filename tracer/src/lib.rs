@@ -2,6 +2,7 @@
 
 pub mod capture;
 pub mod cli;
+pub mod clock;
 pub mod event;
 pub mod probe;
 pub mod symbol;

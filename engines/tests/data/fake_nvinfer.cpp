@@ -32,7 +32,9 @@ class IExecutionContext : public INoCopy { public:               // what the tra
   bool enqueueV3(cudaStream_t s) noexcept { return mImpl->enqueueV3(s); }
   bool executeV2(void* const* b) noexcept { return mImpl->executeV2(b); }
  protected: apiv::VExecutionContext* mImpl; };
-extern "C" __attribute__((weak)) void fake_gpu_work(cudaStream_t) {}  // a test may interpose it
+// What a step does; a test program may set it.
+extern "C" { __attribute__((visibility("default"))) void (*fake_work)(cudaStream_t) = nullptr; }
+inline void work(cudaStream_t s) { if (fake_work) fake_work(s); }
 class APIDestructible { public: virtual void destroy() noexcept {} };
 #ifdef NO_SELFNAME
 #define SELF ApiScope scope("x", this)
@@ -53,9 +55,9 @@ class ExecutionContext : public apiv::VExecutionContext, public APIDestructible 
   S(d0)
 #endif
   S5(e) S5(f) S5(g) S(g5) S(g6) S(g7) S(g8) S5(h) S5(i)
-  bool executeV2(void* const*) noexcept override { ApiScope s(__func__, this); fake_gpu_work(nullptr); return true; }
+  bool executeV2(void* const*) noexcept override { ApiScope s(__func__, this); work(nullptr); return true; }
   void* getTemporaryStorageAllocator() const noexcept override { ApiScope s(__func__, this); return nullptr; }
-  bool enqueueV3(cudaStream_t st) noexcept override { SELF; ++n; fake_gpu_work(st); return true; }
+  bool enqueueV3(cudaStream_t st) noexcept override { SELF; ++n; work(st); return true; }
   void setPersistentCacheLimit(unsigned long) noexcept override { ApiScope s(__func__, this); }
   unsigned long n{}, pad[500]{}; };
 #ifdef WITH_DISPATCH

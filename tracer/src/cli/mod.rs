@@ -10,6 +10,7 @@ mod histogram;
 mod hold;
 mod picture;
 mod record;
+mod recover;
 mod target;
 
 use std::process::ExitCode;
@@ -36,6 +37,7 @@ enum Command {
     Flamegraph(flamegraph::Args),
     Heatmap(heatmap::Args),
     Histogram(histogram::Args),
+    Recover(recover::Args),
     #[command(hide = true)]
     Hold(hold::Args),
 }
@@ -55,6 +57,7 @@ pub fn run() -> ExitCode {
         Command::Flamegraph(args) => flamegraph::run(&args),
         Command::Heatmap(args) => heatmap::run(&args),
         Command::Histogram(args) => histogram::run(&args),
+        Command::Recover(args) => recover::run(&args),
         Command::Hold(args) => hold::run(&args),
     };
     result.unwrap_or_else(|error| {

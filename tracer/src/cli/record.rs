@@ -204,6 +204,7 @@ impl Recording {
         self.writer.ledger(crate::probe::monotonic_ns(), &ledger)?;
         let simulated = self.writer.meta().simulated;
         self.writer.close()?;
+        capture::finish(folder)?;
         if !self.quiet && coverage == (0, 0) {
             eprintln!(
                 "tracer: no engine function and no mark site was found in the targets: there are no steps and no \

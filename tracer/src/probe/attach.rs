@@ -51,10 +51,25 @@ pub(crate) struct Attached {
 }
 
 impl Attached {
-    /// Takes the probes away.
-    pub(crate) fn detach(&mut self) {
-        self.links.clear();
+    /// Hands over its probes, to be taken away with [`detach`].
+    pub(crate) fn take_links(&mut self) -> Vec<UProbeLink> {
+        std::mem::take(&mut self.links)
     }
+}
+
+/// Takes probes away. The kernel waits about 0.1 s for each until no CPU can be inside it; the waits overlap.
+pub(crate) fn detach(links: Vec<UProbeLink>) {
+    const THREADS: usize = 64;
+    let mut groups: Vec<Vec<UProbeLink>> = Vec::new();
+    groups.resize_with(THREADS.min(links.len()), Vec::new);
+    for (index, link) in links.into_iter().enumerate() {
+        groups[index % THREADS].push(link);
+    }
+    std::thread::scope(|scope| {
+        for group in groups {
+            scope.spawn(move || drop(group));
+        }
+    });
 }
 
 /// All processes of a recording.

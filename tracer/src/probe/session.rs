@@ -8,7 +8,7 @@ use tracer_abi::{Counter, TARGET_FOLLOW, Target, call, sched};
 
 use super::{
     Missing, Options, ProbeError,
-    attach::{Attacher, Notice},
+    attach::{Attached, Attacher, Notice, detach},
     clock::{bracket, monotonic_ns},
     kernel::Kernel,
     process::{self, Found},
@@ -115,8 +115,9 @@ impl Session {
         self.scan(found.id)
     }
 
-    /// Empties the rings; `out` receives the events whose turn has come, in time order.
-    pub fn drain(&mut self, out: &mut Vec<Event>) {
+    /// Empties the rings (of a flood: a part); `out` receives the events whose turn has come, in time order. Returns
+    /// the number of records that were taken.
+    pub fn drain(&mut self, out: &mut Vec<Event>) -> usize {
         let drained_ns = monotonic_ns();
         if drained_ns >= self.next_bracket_ns {
             self.next_bracket_ns = drained_ns + BRACKET_NS;
@@ -128,6 +129,7 @@ impl Session {
         for ring in [&mut self.kernel.vital, &mut self.kernel.bulk] {
             take(ring, &mut records, &mut self.rejects);
         }
+        let taken = records.len();
         for record in records {
             self.note(&record);
             let time_ns = match &record {
@@ -142,6 +144,7 @@ impl Session {
         self.rescan(drained_ns);
         self.release(drained_ns, out);
         self.kernel.flush_log();
+        taken
     }
 
     /// Ends the recording: detaches, empties the rings, and reports what is still open in the kernel.
@@ -150,10 +153,8 @@ impl Session {
         let stop_ns = monotonic_ns();
         self.open_calls(stop_ns);
         self.open_sleeps(stop_ns);
-        for attached in self.attacher.processes.values_mut() {
-            attached.detach();
-        }
-        self.drain(out);
+        detach(self.attacher.processes.values_mut().flat_map(Attached::take_links).collect());
+        while self.drain(out) > 0 {}
         self.release(u64::MAX, out);
         self.ledger()
     }

@@ -43,7 +43,7 @@ pub trait Clock {
     fn observe(&mut self, _event: &Event) {}
 
     /// The span on CLOCK_MONOTONIC, with its bound; `None` when it cannot be mapped.
-    fn map(&self, process: ProcessId, span: &GpuSpan) -> Option<GpuTime>;
+    fn map(&mut self, process: ProcessId, span: &GpuSpan) -> Option<GpuTime>;
 }
 
 /// A clock that maps nothing: all times are host-observed.
@@ -51,7 +51,7 @@ pub trait Clock {
 pub struct NoClock;
 
 impl Clock for NoClock {
-    fn map(&self, _process: ProcessId, _span: &GpuSpan) -> Option<GpuTime> {
+    fn map(&mut self, _process: ProcessId, _span: &GpuSpan) -> Option<GpuTime> {
         None
     }
 }
@@ -217,9 +217,8 @@ impl<C: Clock> Timeline<C> {
     }
 
     /// The clock, with what it learned.
-    #[must_use]
-    pub fn clock(&self) -> &C {
-        &self.clock
+    pub fn clock(&mut self) -> &mut C {
+        &mut self.clock
     }
 
     fn point(&mut self, point: &Point) {

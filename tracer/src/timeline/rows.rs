@@ -9,7 +9,7 @@ pub struct GpuTime {
     pub begin_ns: u64,
     /// `begin_ns + span_ns`.
     pub end_ns: u64,
-    /// gpu_span: elapsed(begin event, end event). Includes launch gaps; never "GPU busy".
+    /// gpu_span: elapsed(begin event, end event), at the host's rate. Includes launch gaps; never "GPU busy".
     pub span_ns: u64,
     /// `begin_ns` and `end_ns` are right within this many ns.
     pub bound_ns: u64,

@@ -44,7 +44,7 @@ impl Random {
 pub(super) struct EnqueueClock;
 
 impl Clock for EnqueueClock {
-    fn map(&self, _process: ProcessId, span: &GpuSpan) -> Option<GpuTime> {
+    fn map(&mut self, _process: ProcessId, span: &GpuSpan) -> Option<GpuTime> {
         let begin_ns = span.enqueue_end_ns + span.begin_ms as u64;
         let span_ns = span.span_ms as u64;
         Some(GpuTime { begin_ns, end_ns: begin_ns + span_ns, span_ns, bound_ns: 1 })

@@ -1,0 +1,237 @@
+use proptest::prelude::*;
+use tracer_abi::mark::ClockReading;
+
+use super::sim::*;
+use super::*;
+use crate::event::{MarkEvent, Origin};
+
+fn fit(run: &Run) -> DeviceClock {
+    DeviceClock::fit(run.bursts.iter().map(|burst| (PROCESS, burst)), &run.host)
+}
+
+/// Error and bound of each span that maps, in ns: of its begin, its end.
+fn errors(clock: &mut impl Clock, run: &Run) -> Vec<(f64, f64, f64)> {
+    let spans = run.spans.iter();
+    spans
+        .filter_map(|truth| {
+            let gpu = clock.map(PROCESS, &truth.span)?;
+            assert_eq!(gpu.end_ns - gpu.begin_ns, gpu.span_ns);
+            Some((
+                gpu.begin_ns as f64 - truth.begin_ns,
+                gpu.end_ns as f64 - truth.end_ns,
+                gpu.bound_ns as f64,
+            ))
+        })
+        .collect()
+}
+
+fn quantile(mut values: Vec<f64>, q: f64) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[((values.len() - 1) as f64 * q).round() as usize]
+}
+
+fn device() -> impl Strategy<Value = Device> {
+    (
+        any::<u64>(),
+        3u32..40,
+        -1_000_000_000_000i64..1_000_000_000_000,
+        -200.0..200.0f64,
+        0.0..4.0f64,
+        prop::sample::select(vec![1u64, 32, 500, 1_000]),
+        (1_000.0..6_000.0f64, 1_000.0..6_000.0f64),
+        prop::sample::select(vec![0u64, 35, 60]),
+        -60.0..60.0f64,
+    )
+        .prop_map(
+            |(seed, seconds, offset_ns, drift_ppm, wander_ppm, quantum_ns, rtt, busy, slew_ppm)| Device {
+                seed,
+                seconds,
+                offset_ns,
+                drift_ppm,
+                wander_ppm,
+                quantum_ns,
+                there_ns: rtt.0,
+                back_ns: rtt.1,
+                busy,
+                step_ns: 0.0,
+                slew_ppm,
+            },
+        )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn the_bound_holds_and_everything_maps(device in device()) {
+        let run = device.run();
+        let errors = errors(&mut fit(&run), &run);
+        prop_assert_eq!(errors.len(), run.spans.len());
+        for (begin, end, bound) in &errors {
+            prop_assert!(begin.abs() <= *bound && end.abs() <= *bound, "{} {} {}", begin, end, bound);
+        }
+    }
+
+    #[test]
+    fn the_live_bound_holds(device in device()) {
+        let run = device.run();
+        let mut live = LiveClock::default();
+        let mut host = run.host.iter().peekable();
+        let mut spans = run.spans.iter();
+        let mut mapped = 0;
+        for burst in &run.bursts {
+            while let Some(bracket) = host.next_if(|b| b.raw_before_ns < burst.readings[0].h0_raw_ns + 400_000_000) {
+                live.observe(&Event::HostClock(*bracket));
+            }
+            let origin = Origin { process: PROCESS, ..Origin::default() };
+            live.observe(&Event::Mark(MarkEvent { origin, mark: Mark::ClockBurst(burst.clone()) }));
+            for truth in spans.by_ref().take(4) {
+                let Some(gpu) = live.map(PROCESS, &truth.span) else { continue };
+                mapped += 1;
+                let error = (gpu.begin_ns as f64 - truth.begin_ns).abs().max((gpu.end_ns as f64 - truth.end_ns).abs());
+                prop_assert!(error <= gpu.bound_ns as f64, "{} {}", error, gpu.bound_ns);
+            }
+        }
+        prop_assert_eq!(mapped, run.spans.len());
+    }
+
+    #[test]
+    fn hostile_marks_never_panic(
+        bursts in prop::collection::vec((any::<[u32; 4]>(), prop::collection::vec(any::<(u64, u64, u32)>(), 0..5)), 0..20),
+        spans in prop::collection::vec(any::<[u32; 3]>(), 1..10),
+        host in prop::collection::vec(any::<(u64, u64, u64)>(), 0..10),
+    ) {
+        let bursts: Vec<ClockBurst> = bursts.into_iter().map(|(n, readings)| ClockBurst {
+            device_uuid: [0; 16],
+            context: 0,
+            epoch: n[0] % 2,
+            base: if n[1] % 3 == 0 { n[1] } else { n[1] % 4 },
+            rebase_ms: (n[2] % 2 == 0).then_some(f32::from_bits(n[3])),
+            readings: readings
+                .into_iter()
+                .map(|(a, b, bits)| ClockReading { h0_raw_ns: a >> (bits % 32), h1_raw_ns: b >> (bits % 16), elapsed_ms_bits: bits, _pad: 0 })
+                .collect(),
+        }).collect();
+        let host: Vec<HostClock> = host.into_iter().map(|(a, m, b)| HostClock {
+            raw_before_ns: a, monotonic_ns: m, raw_after_ns: b, realtime_ns: None, boottime_ns: Some(m / 2),
+        }).collect();
+        let mut clock = DeviceClock::fit(bursts.iter().map(|burst| (PROCESS, burst)), &host);
+        for n in spans {
+            let mut truth = Device::default().run().spans.remove(0);
+            truth.span.device_uuid = [0; 16];
+            truth.span.context = 0;
+            (truth.span.epoch, truth.span.base) = (n[0] % 2, n[0] % 4);
+            (truth.span.begin_ms, truth.span.span_ms) = (f32::from_bits(n[1]), f32::from_bits(n[2]));
+            let _ = clock.map(PROCESS, &truth.span);
+        }
+        let _ = clock.knots().count();
+    }
+}
+
+#[test]
+fn errors_are_small_when_the_path_is_symmetric() {
+    for (seed, wander_ppm, busy) in [(1, 0.2, 0), (2, 2.0, 0), (3, 0.2, 35)] {
+        let device = Device { seed, wander_ppm, busy, seconds: 120, ..Device::default() };
+        let run = device.run();
+        let errors = errors(&mut fit(&run), &run);
+        let worst: Vec<f64> = errors.iter().map(|(begin, end, _)| begin.abs().max(end.abs())).collect();
+        let bounds: Vec<f64> = errors.iter().map(|(_, _, bound)| *bound).collect();
+        let (p50, p99, max) =
+            (quantile(worst.clone(), 0.5), quantile(worst.clone(), 0.99), quantile(worst, 1.0));
+        let bound = quantile(bounds, 0.5);
+        println!(
+            "wander {wander_ppm} busy {busy}: error p50 {p50:.0} p99 {p99:.0} max {max:.0} ns, bound p50 {bound:.0}"
+        );
+        assert!(p50 <= 400.0 && p99 <= 2_000.0 && max <= 4_000.0, "{p50} {p99} {max}");
+        // RTTmin/2 + quantum + 2 µs.
+        assert!(bound <= 4_000.0 + 500.0 + 2_000.0, "{bound}");
+    }
+}
+
+#[test]
+fn a_step_of_the_clock_is_never_interpolated_across() {
+    let device = Device { step_ns: 80_000.0, ..Device::default() };
+    let run = device.run();
+    let mut clock = fit(&run);
+    let segments = clock.knots().map(|(_, knot)| knot.segment).max();
+    assert_eq!(segments, Some(1));
+    let bound_held =
+        errors(&mut clock, &run).iter().filter(|(b, e, bound)| b.abs().max(e.abs()) <= *bound).count();
+    let mapped = errors(&mut clock, &run).len();
+    // A span that itself holds the step has no right answer.
+    assert!(mapped - bound_held <= 1 && mapped >= run.spans.len() - 8, "{mapped} {bound_held}");
+}
+
+#[test]
+fn no_false_steps() {
+    for seed in 0..20 {
+        let run = Device { seed, wander_ppm: 4.0, busy: 60, seconds: 60, ..Device::default() }.run();
+        assert!(fit(&run).knots().all(|(_, knot)| knot.segment == 0), "seed {seed}");
+    }
+}
+
+#[test]
+fn a_lost_rebase_breaks_the_chain_and_a_lost_base_does_not_map() {
+    let device = Device { seconds: 20, ..Device::default() };
+    let mut run = device.run();
+    // The first burst of base 10, which knew its distance to base 9.
+    run.bursts.remove(20);
+    let errors_after = errors(&mut fit(&run), &run);
+    assert_eq!(errors_after.len(), run.spans.len());
+    assert!(errors_after.iter().all(|(b, e, bound)| b.abs() <= *bound && e.abs() <= *bound));
+    assert_eq!(fit(&run).knots().map(|(_, knot)| knot.chain).max(), Some(2));
+    // Both bursts of base 10: its spans have nothing to stand on.
+    run.bursts.remove(20);
+    assert_eq!(errors(&mut fit(&run), &run).len(), run.spans.len() - 8);
+}
+
+#[test]
+fn unknown_clocks_and_bad_readings_do_not_map() {
+    let run = Device::default().run();
+    let mut clock = fit(&run);
+    let good = run.spans[0].span;
+    assert!(clock.map(PROCESS, &good).is_some());
+    let bad = [
+        GpuSpan { context: 1, ..good },
+        GpuSpan { epoch: 2, ..good },
+        GpuSpan { base: 999, ..good },
+        GpuSpan { begin_ms: f32::NAN, ..good },
+        GpuSpan { span_ms: f32::INFINITY, ..good },
+        GpuSpan { span_ms: -1.0, ..good },
+        GpuSpan { begin_ms: 1e9, ..good },
+    ];
+    for span in bad {
+        assert_eq!(clock.map(PROCESS, &span), None, "{span:?}");
+    }
+    assert_eq!(clock.map(ProcessId::default(), &good), None);
+    let mut no_host = DeviceClock::fit(run.bursts.iter().map(|burst| (PROCESS, burst)), &[]);
+    assert_eq!(no_host.map(PROCESS, &good), None);
+}
+
+#[test]
+fn a_suspend_ends_a_segment() {
+    let mut run = Device { seconds: 10, ..Device::default() }.run();
+    for (i, bracket) in run.host.iter_mut().enumerate().filter(|(i, _)| i % 50 == 0) {
+        bracket.boottime_ns = Some(bracket.monotonic_ns + if i > 250 { 5_000_000_000 } else { 0 });
+    }
+    let segments = fit(&run).knots().map(|(_, knot)| knot.segment).max();
+    assert_eq!(segments, Some(2));
+}
+
+#[test]
+fn the_quantum_is_found() {
+    for (quantum_ns, expected) in [(1, 32.0), (32, 32.0), (500, 500.0), (1_000, 1_000.0)] {
+        let run = Device { quantum_ns, ..Device::default() }.run();
+        assert!(fit(&run).knots().all(|(_, knot)| knot.quantum_ns == expected), "{quantum_ns}");
+    }
+}
+
+#[test]
+fn rounding_of_milliseconds_is_half_a_unit_in_the_last_place() {
+    // CLOCK.md: 2^(⌊log2 ms⌋ − 24) ms.
+    for (ms, ns) in
+        [(1_000.0, 30.517_578), (4_000.0, 122.070_31), (60_000.0, 1_953.125), (3_600_000.0, 125_000.0)]
+    {
+        assert!((rounding_ns(ms) - ns).abs() < ns * 1e-6, "{ms}");
+    }
+}
