@@ -4,8 +4,12 @@
 //! library and formats; anything worth testing lives below it.
 
 mod duration;
+mod flamegraph;
+mod heatmap;
+mod histogram;
 mod hold;
 mod parts;
+mod picture;
 mod record;
 mod recover;
 mod report;
@@ -37,9 +41,12 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Record(record::Args),
-    Recover(recover::Args),
     Report(report::Args),
     Request(request::Args),
+    Flamegraph(flamegraph::Args),
+    Heatmap(heatmap::Args),
+    Histogram(histogram::Args),
+    Recover(recover::Args),
     #[command(hide = true)]
     Hold(hold::Args),
 }
@@ -56,6 +63,9 @@ pub fn run() -> ExitCode {
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
     let result = match cli.command {
         Command::Record(args) => record::run(&args),
+        Command::Flamegraph(args) => flamegraph::run(&args),
+        Command::Heatmap(args) => heatmap::run(&args),
+        Command::Histogram(args) => histogram::run(&args),
         Command::Recover(args) => recover::run(&args),
         Command::Report(args) => report::run(&args),
         Command::Request(args) => request::run(&args),
