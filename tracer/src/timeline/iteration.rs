@@ -182,12 +182,17 @@ impl<C: Clock> Timeline<C> {
 
     fn close_iteration(&mut self, key: IterationKey) {
         let Some(mut iteration) = self.iterations.remove(&key) else { return };
+        let mut is_old = true;
         if let Some(program) = self.programs.get_mut(&iteration.origin.process) {
             program.batches.remove(&iteration.batch_id);
+            is_old = program.is_before_steps(iteration.origin.time_ns);
         }
         let tokens = std::mem::take(&mut iteration.tokens);
         let closed = iteration.id.zip(iteration.slowest());
-        let place = closed.map(|(iteration, step)| Place::Closed { iteration, step: step.id });
+        let place = match closed {
+            Some((iteration, step)) => Place::Closed { iteration, step: step.id },
+            None => Place::Nowhere { is_old },
+        };
         for &(request, choice, index) in iteration.slots.keys() {
             self.requests.iteration_closed(key, (request, choice.into(), index), place);
         }
@@ -196,7 +201,7 @@ impl<C: Clock> Timeline<C> {
                 (token.iteration, token.step) = (Some(id), Some(step.id));
                 self.out.tokens.push(token);
             } else {
-                self.token_without_step(origin, token);
+                self.token_without_step(origin, token, is_old);
             }
         }
         if let Some((id, slowest)) = closed {

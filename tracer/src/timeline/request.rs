@@ -26,6 +26,10 @@ pub(super) enum Place {
         iteration: u64,
         step: u64,
     },
+    /// Its batch had no step; `is_old`: because the recording of steps had not begun.
+    Nowhere {
+        is_old: bool,
+    },
 }
 
 /// A token that a batch's slot says is generated.
@@ -52,6 +56,8 @@ struct Choice {
     delivered_count: u64,
     /// Lowest index seen in a slot or a delivery.
     first: Option<u32>,
+    /// Lowest index of a slot.
+    first_slot: Option<u32>,
     /// One past the highest index of a slot, of a delivery.
     generated_until: u64,
     delivered_until: u64,
@@ -68,6 +74,7 @@ impl Choice {
     /// False when the oldest was dropped to make room.
     fn generated(&mut self, index: u32, generated: Generated) -> bool {
         self.first = Some(self.first.map_or(index, |first| first.min(index)));
+        self.first_slot = Some(self.first_slot.map_or(index, |first| first.min(index)));
         self.generated_until = self.generated_until.max(u64::from(index) + 1);
         if self.run_of(index).is_none() {
             self.generated.insert(index, generated);
@@ -222,18 +229,12 @@ impl Requests {
         &mut self,
         key: IterationKey,
         (request, choice, index): (u64, u32, u32),
-        place: Option<Place>,
+        place: Place,
     ) {
         let choice = self.open.get_mut(&request).and_then(|request| request.choices.get_mut(&choice));
-        let Some(choice) = choice else { return };
-        let Some(generated) = choice.generated.get_mut(&index).filter(|g| g.place == Place::Open(key)) else {
-            return;
-        };
-        match place {
-            Some(place) => generated.place = place,
-            None => {
-                choice.generated.remove(&index);
-            }
+        let generated = choice.and_then(|choice| choice.generated.get_mut(&index));
+        if let Some(generated) = generated.filter(|generated| generated.place == Place::Open(key)) {
+            generated.place = place;
         }
     }
 }
@@ -282,6 +283,12 @@ impl<C: Clock> Timeline<C> {
             return;
         };
         let generated = tokens.generated.remove(&index);
+        let precedes_slots = tokens.first_slot.is_none_or(|first| index < first);
+        let is_old = (request.begin.is_none() && precedes_slots)
+            || self
+                .programs
+                .get(&origin.process)
+                .is_none_or(|program| program.is_before_steps(origin.time_ns));
         let since_ns = if index == 0 { request.begin.as_ref().map(|(_, ns)| *ns) } else { before_ns };
         let latency_ns = since_ns.and_then(|since| origin.time_ns.checked_sub(since));
         if (choice, index) == (0, 0) {
@@ -301,21 +308,22 @@ impl<C: Clock> Timeline<C> {
         match generated.map(|generated| generated.place) {
             Some(Place::Open(key)) => match self.iterations.get_mut(&key) {
                 Some(iteration) => iteration.push_token(origin, token),
-                None => self.token_without_step(origin, token),
+                None => self.token_without_step(origin, token, is_old),
             },
             Some(Place::Closed { iteration, step }) => {
                 (token.iteration, token.step) = (Some(iteration), Some(step));
                 self.out.tokens.push(token);
             }
-            None => self.token_without_step(origin, token),
+            Some(Place::Nowhere { is_old }) => self.token_without_step(origin, token, is_old),
+            None => self.token_without_step(origin, token, is_old),
         }
     }
 
-    pub(super) fn token_without_step(&mut self, origin: Origin, token: Token) {
+    /// `is_old`: its step was there before the recording of steps began.
+    pub(super) fn token_without_step(&mut self, origin: Origin, token: Token, is_old: bool) {
         let Token { request, choice, index, .. } = token;
-        self.counts.add(Unmatched::TokenWithoutStep, origin, 1, || {
-            format!("request {request} choice {choice} token {index}")
-        });
+        let kind = if is_old { Unmatched::BeforeFirstStep } else { Unmatched::TokenWithoutStep };
+        self.counts.add(kind, origin, 1, || format!("request {request} choice {choice} token {index}"));
         self.out.tokens.push(Token { prefill: false, ..token });
     }
 

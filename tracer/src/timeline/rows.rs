@@ -156,6 +156,8 @@ pub enum Unmatched {
     /// program declared at the request's end (or, where it declared none, up to the last one that a step generated),
     /// unless the request was cancelled, failed, or was still running when the recording stopped.
     TokenNotDelivered,
+    /// A batch or token of before the first step that was seen of its process: nothing is missing.
+    BeforeFirstStep,
     /// A second delivery of the same (request, choice, index).
     TokenRepeated,
     /// A request whose begin was not seen: it has no row; its tokens have, under a request id of their own.
@@ -171,11 +173,12 @@ pub enum Unmatched {
 }
 
 impl Unmatched {
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::StepWithoutBatch,
         Self::BatchWithoutStep,
         Self::TokenWithoutStep,
         Self::TokenNotDelivered,
+        Self::BeforeFirstStep,
         Self::TokenRepeated,
         Self::UnknownRequest,
         Self::GpuSpanWithoutStep,
@@ -192,6 +195,7 @@ impl Unmatched {
             Self::BatchWithoutStep => "batch_without_step",
             Self::TokenWithoutStep => "token_without_step",
             Self::TokenNotDelivered => "token_not_delivered",
+            Self::BeforeFirstStep => "before_first_step",
             Self::TokenRepeated => "token_repeated",
             Self::UnknownRequest => "unknown_request",
             Self::GpuSpanWithoutStep => "gpu_span_without_step",
@@ -213,9 +217,11 @@ impl Unmatched {
             | Self::StepWithoutGpuSpan
             | Self::GpuSpanUnaligned
             | Self::Evicted => true,
-            Self::StepWithoutBatch | Self::TokenWithoutStep | Self::TokenRepeated | Self::UnknownRequest => {
-                false
-            }
+            Self::StepWithoutBatch
+            | Self::TokenWithoutStep
+            | Self::BeforeFirstStep
+            | Self::TokenRepeated
+            | Self::UnknownRequest => false,
         }
     }
 }

@@ -55,6 +55,8 @@ pub(super) struct Program {
     pub(super) threads: HashMap<u32, Thread>,
     /// Batch ids of open iterations.
     pub(super) batches: HashMap<u64, IterationKey>,
+    /// Begin of the first step that was seen.
+    first_step_ns: Option<u64>,
     /// The injected library times steps that begin from here on.
     injected_since_ns: Option<u64>,
 }
@@ -73,6 +75,12 @@ pub(super) struct Thread {
 impl Program {
     fn thread(&mut self, tid: u32) -> &mut Thread {
         self.threads.entry(tid).or_default()
+    }
+
+    /// Whether no step had begun, as far as the recording knows: programs announce batches and deliver tokens while
+    /// the probes are still being attached.
+    pub(super) fn is_before_steps(&self, time_ns: u64) -> bool {
+        self.first_step_ns.is_none_or(|first| time_ns < first)
     }
 }
 
@@ -123,6 +131,7 @@ impl<C: Clock> Timeline<C> {
             return;
         }
         let process = call.origin.process;
+        self.programs.entry(process).or_default().first_step_ns.get_or_insert(call.begin_ns);
         let end_ns = if call.end == CallEnd::EntryOnly { call.begin_ns } else { call.end_ns };
         let inner = self.absorb_inner(call, end_ns);
         let batch = self.take_batch(call).map(|batch| self.join(batch)).or(inner);
@@ -198,7 +207,10 @@ impl<C: Clock> Timeline<C> {
         if let Some(iteration) = self.open_iteration(batch.origin.process, batch.batch_id) {
             iteration.pending_gone();
         }
-        self.counts.add(Unmatched::BatchWithoutStep, batch.origin, 1, || batch.name());
+        let program = self.programs.get(&batch.origin.process);
+        let is_old = program.is_none_or(|program| program.is_before_steps(batch.origin.time_ns));
+        let kind = if is_old { Unmatched::BeforeFirstStep } else { Unmatched::BatchWithoutStep };
+        self.counts.add(kind, batch.origin, 1, || batch.name());
     }
 
     /// A thread is gone, or the recording is over.

@@ -283,13 +283,15 @@ fn a_batch_serves_one_step_and_the_last_before_it_wins() {
     let slots = [slot(1, 0)];
     let (out, timeline) = play(&[
         begin(200, 10, 1),
+        batch(100, 12, 4, &slots),
+        step(100, 14, 16),
         batch(100, 20, 5, &slots),
         batch(100, 30, 6, &slots),
         step(100, 40, 50),
         step(100, 60, 70),
         batch(100, 80, 7, &slots),
     ]);
-    assert_eq!(out.steps.iter().map(|s| s.batch_id).collect::<Vec<_>>(), [Some(6), None]);
+    assert_eq!(out.steps.iter().map(|s| s.batch_id).collect::<Vec<_>>(), [Some(4), Some(6), None]);
     // The batch at the end was ahead of its step.
     assert_eq!(unmatched(&timeline), BTreeMap::from([("batch_without_step", 1), ("step_without_batch", 1)]));
     let examples: Vec<&str> = timeline.examples().iter().map(|e| e.what.as_str()).collect();
@@ -330,6 +332,7 @@ fn a_step_that_hangs_longer_than_anyone_waits_keeps_its_batch_and_tokens() {
 fn a_number_may_be_used_again() {
     let (out, timeline) = play(&[
         begin(200, 10, 1),
+        step(100, 12, 14),
         token(200, 20, 1, 0),
         end(200, 30, 1, 1, FINISH_STOP),
         begin(200, 40, 1),
@@ -339,7 +342,28 @@ fn a_number_may_be_used_again() {
     ]);
     assert_eq!(out.requests.iter().map(|r| r.ttft_ns).collect::<Vec<_>>(), [Some(10), Some(20)]);
     assert_ne!(out.requests[0].id, out.requests[1].id);
-    assert_eq!(unmatched(&timeline), BTreeMap::from([("token_repeated", 1), ("token_without_step", 2)]));
+    assert_eq!(
+        unmatched(&timeline),
+        BTreeMap::from([("step_without_batch", 1), ("token_repeated", 1), ("token_without_step", 2)])
+    );
+}
+
+#[test]
+fn what_was_there_before_the_first_step_is_not_unmatched() {
+    let (out, timeline) = play(&[
+        begin(200, 5, 2),
+        // Delivered by a step that was not recorded; so is its batch mark.
+        token(200, 10, 1, 40),
+        batch(100, 20, 1, &[slot(1, 42), slot(2, 0)]),
+        token(200, 25, 1, 41),
+        token(200, 28, 1, 42),
+        batch(100, 30, 2, &[slot(1, 43), slot(2, 1)]),
+        step(100, 40, 45),
+        token(200, 48, 2, 0),
+        token(200, 50, 1, 43),
+    ]);
+    assert_eq!(out.tokens.iter().filter(|token| token.step.is_some()).count(), 1);
+    assert_eq!(unmatched(&timeline), BTreeMap::from([("before_first_step", 5), ("unknown_request", 1)]));
 }
 
 #[test]
