@@ -62,9 +62,13 @@ fn text(summary: &Summary, style: Style) -> String {
     doubts(summary, style, &mut out);
     section("Counts", style, &mut out);
     counts(summary, &mut out);
-    if !summary.slowest_tokens.is_empty() {
-        section("Slowest tokens", style, &mut out);
-        out.push_str(&slowest(summary).render(style));
+    let lists = [
+        ("Slowest gaps between tokens, one line a step", &summary.slowest_tokens),
+        ("Slowest first tokens", &summary.slowest_first_tokens),
+    ];
+    for (title, tokens) in lists.into_iter().filter(|(_, tokens)| !tokens.is_empty()) {
+        section(title, style, &mut out);
+        out.push_str(&slowest(tokens, summary.recording.started_ns).render(style));
     }
     section("Ledger", style, &mut out);
     ledger(summary, style, &mut out);
@@ -77,16 +81,16 @@ fn section(title: &str, style: Style, out: &mut String) {
 
 fn header(summary: &Summary, style: Style, out: &mut String) {
     let recording = &summary.recording;
-    let engines =
-        if recording.engines.is_empty() { "no engine".into() } else { recording.engines.join(", ") };
-    let title = format!("{} ({})", clean(&recording.target, 60), clean(&engines, 30));
     let badge = if recording.simulated_gpu { "  simulated GPU" } else { "" };
-    let _ = writeln!(out, "{}{}", style.heading(&cut(&title, WIDTH - 16)), style.note(badge));
+    let target = clean(&recording.target, WIDTH - badge.len());
+    let _ = writeln!(out, "{}{}", style.heading(&target), style.note(badge));
     let when = recording.started_at.as_deref().unwrap_or("unknown time");
+    let probed = if recording.engines.is_empty() { "no engine".into() } else { recording.engines.join(", ") };
     let line = format!(
-        "  {} from {when} on {}, tracer {}",
+        "  {} from {when} on {}; probed: {}; tracer {}",
         duration(recording.duration_ns),
-        clean(&recording.host, 40),
+        clean(&recording.host, 30),
+        clean(&probed, 40),
         clean(&recording.tracer_version, 20)
     );
     let _ = writeln!(out, "{}", cut(&line, WIDTH));
@@ -191,28 +195,28 @@ fn counts(summary: &Summary, out: &mut String) {
     );
 }
 
-fn slowest(summary: &Summary) -> Table {
+fn slowest(tokens: &[SlowToken], started_ns: u64) -> Table {
     use Side::{Left, Right};
     let mut table = Table::new([
         ("latency", Right),
-        ("", Left),
         ("request", Left),
         ("token", Right),
+        ("others", Right),
         ("delivered", Right),
         ("batch", Right),
         ("step", Right),
         ("rest", Right),
         ("waited longest for", Left),
     ]);
-    for token in &summary.slowest_tokens {
+    for token in tokens {
         let optional = |value: Option<u64>| value.map_or("–".into(), duration);
         let rest = token.parts.map(|parts| parts.before_ns + parts.after_ns);
         table.push([
             duration(token.latency_ns),
-            token.latency.into(),
             name_of(token),
             token_name(token),
-            offset(token.delivered_ns, summary.recording.started_ns),
+            if token.others == 0 { String::new() } else { format!("+{}", token.others) },
+            offset(token.delivered_ns, started_ns),
             token.batch.map_or("–".into(), |n| format!("{n}{}", if token.prefill { " P" } else { "" })),
             optional(token.step_duration_ns),
             optional(rest),

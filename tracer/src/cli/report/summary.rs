@@ -22,7 +22,9 @@ pub(crate) struct Summary {
     pub(crate) gpu_times: GpuTimes,
     pub(crate) latencies: Vec<LatencyRow>,
     pub(crate) counts: Counts,
+    /// Gaps between tokens: of each step the slowest token. Then the slowest first tokens of requests.
     pub(crate) slowest_tokens: Vec<SlowToken>,
+    pub(crate) slowest_first_tokens: Vec<SlowToken>,
     pub(crate) ledger: Vec<LedgerLine>,
 }
 
@@ -99,6 +101,8 @@ pub(crate) struct SlowToken {
     /// `ttft` or `itl`.
     pub(crate) latency: &'static str,
     pub(crate) latency_ns: u64,
+    /// Other tokens of the same step that took at least half as long.
+    pub(crate) others: u64,
     /// CLOCK_MONOTONIC.
     pub(crate) delivered_ns: u64,
     pub(crate) step: Option<u64>,
@@ -120,7 +124,7 @@ pub(crate) struct LedgerLine {
 }
 
 impl Summary {
-    /// The `slowest` tokens with the longest latency, the first token of a request included.
+    /// With the `slowest` tokens of the longest latency.
     pub(crate) fn new(tables: &Tables, slowest: usize) -> Self {
         let mut latencies = Latencies::default();
         tables.tokens.iter().for_each(|token| latencies.add_token(token));
@@ -131,13 +135,15 @@ impl Summary {
             origin: origin(latency, gpu_times.source),
             ..latency_row(latency, &latencies, &tables.ledger)
         };
+        let slow = Slow::new(tables);
         Self {
             schema: "tracer.report/1",
             recording: Recording::new(&tables.meta),
             latencies: Latency::ALL.into_iter().map(row).collect(),
             gpu_times,
             counts: Counts::new(tables),
-            slowest_tokens: slowest_tokens(tables, slowest),
+            slowest_tokens: slow.tokens(false, slowest),
+            slowest_first_tokens: slow.tokens(true, slowest),
             ledger: ledger(&tables.ledger),
         }
     }
@@ -267,17 +273,45 @@ fn concerns(name: &str, latency: Latency) -> bool {
     }
 }
 
-fn slowest_tokens(tables: &Tables, most: usize) -> Vec<SlowToken> {
-    let mut tokens: Vec<(u64, &Token)> =
-        tables.tokens.iter().filter_map(|token| Some((token.latency_ns?, token))).collect();
-    tokens.sort_by_key(|(ns, token)| (std::cmp::Reverse(*ns), token.request, token.choice, token.index));
-    tokens.truncate(most);
-    let steps: HashMap<u64, &Step> = tables.steps.iter().map(|step| (step.id, step)).collect();
-    let requests: HashMap<u64, &Request> =
-        tables.requests.iter().map(|request| (request.id, request)).collect();
-    let slow = |(latency_ns, token): (u64, &Token)| {
-        let step = token.step.and_then(|id| steps.get(&id)).copied();
-        let request = requests.get(&token.request);
+/// Finds slow tokens and what they waited for.
+struct Slow<'a> {
+    tokens: &'a [Token],
+    steps: HashMap<u64, &'a Step>,
+    requests: HashMap<u64, &'a Request>,
+}
+
+impl<'a> Slow<'a> {
+    fn new(tables: &'a Tables) -> Self {
+        Self {
+            tokens: &tables.tokens,
+            steps: tables.steps.iter().map(|step| (step.id, step)).collect(),
+            requests: tables.requests.iter().map(|request| (request.id, request)).collect(),
+        }
+    }
+
+    /// The slowest first or later tokens, one of each step; the others of a step are counted.
+    fn tokens(&self, first: bool, most: usize) -> Vec<SlowToken> {
+        let those = self.tokens.iter().filter(|token| (token.index == 0) == first);
+        let mut tokens: Vec<(u64, &Token)> =
+            those.filter_map(|token| Some((token.latency_ns?, token))).collect();
+        tokens.sort_by_key(|(ns, token)| (std::cmp::Reverse(*ns), token.request, token.choice, token.index));
+        let mut slow: Vec<SlowToken> = Vec::new();
+        let mut of_step: HashMap<u64, usize> = HashMap::new();
+        for (latency_ns, token) in tokens {
+            let listed = token.step.and_then(|step| of_step.get(&step)).and_then(|i| slow.get_mut(*i));
+            if let Some(slowest) = listed {
+                slowest.others += u64::from(latency_ns >= slowest.latency_ns / 2);
+            } else if slow.len() < most {
+                of_step.extend(token.step.map(|step| (step, slow.len())));
+                slow.push(self.describe(latency_ns, token));
+            }
+        }
+        slow
+    }
+
+    fn describe(&self, latency_ns: u64, token: &Token) -> SlowToken {
+        let step = token.step.and_then(|id| self.steps.get(&id)).copied();
+        let request = self.requests.get(&token.request);
         let parts = step.and_then(|step| Parts::of(token, step));
         SlowToken {
             request: token.request,
@@ -287,6 +321,7 @@ fn slowest_tokens(tables: &Tables, most: usize) -> Vec<SlowToken> {
             index: token.index,
             latency: if token.index == 0 { Latency::Ttft.name() } else { Latency::Itl.name() },
             latency_ns,
+            others: 0,
             delivered_ns: token.delivered_ns,
             step: token.step,
             batch: step.map(|step| step.slots.len() as u64),
@@ -295,8 +330,7 @@ fn slowest_tokens(tables: &Tables, most: usize) -> Vec<SlowToken> {
             parts,
             waited_for: parts.map_or("unknown: its step was not matched", |parts| parts.longest()),
         }
-    };
-    tokens.into_iter().map(slow).collect()
+    }
 }
 
 /// By name, losses first, each in order of its count.

@@ -20,7 +20,7 @@ fn a_page() {
     let tables = tables();
     let text = page(&tables);
     for part in [
-        "comm server (tensorrt)  simulated GPU",
+        "comm server  simulated GPU",
         "2026-11-30T00:53:20.000Z on node-1",
         "GPU times: injected (simulated GPU); bound 1 ns (worst 1 ns)",
         "40 requests\n",
