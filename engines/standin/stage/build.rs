@@ -25,7 +25,7 @@ fn main() {
         let soname = format!("-Wl,-soname,libnvinfer.so.{}", name.strip_prefix("trt").unwrap_or("10"));
         // Stripped and with hidden symbols, as NVIDIA's.
         let status = Command::new(&compiler)
-            .args(["-shared", "-fPIC", "-O2", "-std=c++17", "-Wall", "-Wextra", "-Wl,-s"])
+            .args(["-shared", "-fPIC", "-O2", "-fno-omit-frame-pointer", "-std=c++17", "-Wall", "-Wextra", "-Wl,-s"])
             .args(["-fvisibility=hidden", "-fvisibility-inlines-hidden", &soname])
             .args(flags)
             .arg(source.join("nvinfer.cpp"))
