@@ -13,6 +13,7 @@ use super::meta::{Meta, boot_id};
 use super::raw::{Counter, Marked, Table, for_each_event_table};
 use super::reader::{Batches, Events, Torn};
 use super::table::TableFile;
+use crate::clock::DeviceClock;
 use crate::event::mark;
 use crate::event::{Call, Event, HostClock, Mapping, Point, Process, ProcessId, Sample, Sched, Stack};
 use crate::symbol::{self, SymbolFrame, Symbolizer};
@@ -62,7 +63,9 @@ pub fn finish(dir: &Path) -> Result<Finished> {
     }
     meta.simulated |= derived.simulated;
     meta.complete = true;
+    folder.sync()?;
     meta.write(&folder)?;
+    folder.sync()?;
     remove_streams(&folder)?;
     Ok(Finished { meta, rows, torn, ledger, examples: derived.examples })
 }
@@ -112,7 +115,7 @@ fn convert<T: Table>(
         rows.iter().try_for_each(|row| table.push(row))?;
     }
     extra(&mut table)?;
-    Ok((table.commit(folder)?, batches.torn()))
+    Ok((table.commit()?, batches.torn()))
 }
 
 fn torn_counter(torn: &Torn) -> Counter {
@@ -134,7 +137,7 @@ fn derive(folder: &Folder, rows: &mut BTreeMap<&'static str, u64>) -> Result<Der
     const DRAIN_EVENTS: u64 = 4096;
     let mut tables = TimelineTables::begin(folder)?;
     let mut offcpu = TableFile::<OffCpu>::begin(folder)?;
-    let mut timeline = Timeline::new(timeline::Config::default(), timeline::NoClock);
+    let mut timeline = Timeline::new(timeline::Config::default(), fit_clock(folder)?);
     let (mut simulated, mut last_ns) = (false, 0);
     for (event, number) in Events::open(folder)?.zip(1u64..) {
         let event = event?;
@@ -151,9 +154,23 @@ fn derive(folder: &Folder, rows: &mut BTreeMap<&'static str, u64>) -> Result<Der
     }
     timeline.finish();
     tables.push(&timeline.drain())?;
-    tables.commit(folder, rows)?;
-    rows.insert(OffCpu::NAME, offcpu.commit(folder)?);
+    tables.commit(rows)?;
+    rows.insert(OffCpu::NAME, offcpu.commit()?);
     Ok(Derived { ledger: timeline.ledger(), examples: timeline.examples().to_vec(), simulated, last_ns })
+}
+
+/// Fits the device clocks from everything that was recorded of them.
+fn fit_clock(folder: &Folder) -> Result<DeviceClock> {
+    let mut clock = DeviceClock::default();
+    let mut host = Batches::<HostClock>::open(folder)?;
+    while let Some(rows) = host.next_rows()? {
+        rows.iter().for_each(|bracket| clock.learn_host(bracket));
+    }
+    let mut bursts = Batches::<Marked<mark::ClockBurst>>::open(folder)?;
+    while let Some(rows) = bursts.next_rows()? {
+        rows.iter().for_each(|burst| clock.learn(burst.origin.process, &burst.mark));
+    }
+    Ok(clock)
 }
 
 /// The tables that the timeline fills.
@@ -187,12 +204,12 @@ impl TimelineTables {
         Ok(())
     }
 
-    fn commit(self, folder: &Folder, rows: &mut BTreeMap<&'static str, u64>) -> Result<()> {
-        rows.insert(Step::NAME, self.steps.commit(folder)?);
-        rows.insert(Iteration::NAME, self.iterations.commit(folder)?);
-        rows.insert(Request::NAME, self.requests.commit(folder)?);
-        rows.insert(RequestId::NAME, self.request_ids.commit(folder)?);
-        rows.insert(Token::NAME, self.tokens.commit(folder)?);
+    fn commit(self, rows: &mut BTreeMap<&'static str, u64>) -> Result<()> {
+        rows.insert(Step::NAME, self.steps.commit()?);
+        rows.insert(Iteration::NAME, self.iterations.commit()?);
+        rows.insert(Request::NAME, self.requests.commit()?);
+        rows.insert(RequestId::NAME, self.request_ids.commit()?);
+        rows.insert(Token::NAME, self.tokens.commit()?);
         Ok(())
     }
 }
@@ -211,7 +228,7 @@ fn name_stacks(folder: &Folder, this_boot: bool) -> Result<u64> {
             symbolizer.frames(stack).iter().try_for_each(|frame| frames.push(frame))?;
         }
     }
-    frames.commit(folder)
+    frames.commit()
 }
 
 /// Writes the ledger: the last value of every counter, what the tables hold, and what the timeline could not join.
@@ -232,7 +249,7 @@ fn write_ledger(
     unmatched.into_iter().for_each(|row| _ = put(row));
     let mut table = TableFile::<LedgerRow>::begin(folder)?;
     last.values().try_for_each(|row| table.push(row))?;
-    table.commit(folder)?;
+    table.commit()?;
     Ok(last.into_values().collect())
 }
 

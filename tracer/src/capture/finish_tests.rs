@@ -5,7 +5,7 @@ use std::path::Path;
 use proptest::prelude::*;
 use tracer_abi::mark::{DECODE, FINISH_STOP, PREFILL, Slot};
 
-use super::testing::events;
+use super::testing::{events, tempdir};
 use super::*;
 use crate::event::mark::{self, Mark};
 use crate::event::*;
@@ -139,7 +139,7 @@ fn content(dir: &Path) -> (BTreeMap<&'static str, String>, Vec<Event>) {
 
 #[test]
 fn a_finished_capture_has_events_and_tables() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempdir();
     record(dir.path(), &history()).close().unwrap();
     assert_eq!(Capture::open(dir.path()).err().map(|e| e.kind()), Some(ErrorKind::Unfinished));
     let before = events_of(dir.path());
@@ -178,7 +178,7 @@ fn a_finished_capture_has_events_and_tables() {
 
 #[test]
 fn finishing_again_changes_nothing() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempdir();
     record(dir.path(), &history()).close().unwrap();
     let first = finish(dir.path()).unwrap();
     let tables = content(dir.path());
@@ -189,7 +189,7 @@ fn finishing_again_changes_nothing() {
 
 #[test]
 fn a_capture_is_not_finished_while_it_is_recorded() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempdir();
     let writer = record(dir.path(), &history());
     assert_eq!(finish(dir.path()).err().map(|e| e.kind()), Some(ErrorKind::InUse));
     // It may be read meanwhile.
@@ -200,7 +200,7 @@ fn a_capture_is_not_finished_while_it_is_recorded() {
 
 #[test]
 fn a_killed_recording_is_recovered_with_what_it_lost() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempdir();
     // Dropping a writer leaves what killing it does: no end in meta.json.
     drop(record(dir.path(), &history()));
     let calls = dir.path().join("raw/calls.arrows");
@@ -221,14 +221,14 @@ fn a_killed_recording_is_recovered_with_what_it_lost() {
 /// Makes every file in turn impossible to put in its place, as if finishing were killed there.
 #[test]
 fn finishing_may_stop_anywhere_and_begin_again() {
-    let whole = tempfile::tempdir().unwrap();
+    let whole = tempdir();
     record(whole.path(), &history()).close().unwrap();
     finish(whole.path()).unwrap();
     let expected = content(whole.path());
     let tables = fs::read_dir(whole.path()).unwrap().map(|entry| entry.unwrap().file_name());
     let mut stopped = 0;
     for table in tables.filter(|name| name.to_str().is_some_and(|name| name.ends_with(".parquet"))) {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = tempdir();
         record(dir.path(), &history()).close().unwrap();
         let obstacle = dir.path().join(&table);
         fs::create_dir(&obstacle).unwrap();
@@ -252,8 +252,8 @@ fn finishing_may_stop_anywhere_and_begin_again() {
 
 #[test]
 fn finishing_may_be_killed_while_streams_are_removed() {
-    let dir = tempfile::tempdir().unwrap();
-    let keep = tempfile::tempdir().unwrap();
+    let dir = tempdir();
+    let keep = tempdir();
     drop(record(dir.path(), &history()));
     let raw = dir.path().join("raw");
     let calls = fs::read(raw.join("calls.arrows")).unwrap();
@@ -270,7 +270,7 @@ fn finishing_may_be_killed_while_streams_are_removed() {
 
 #[test]
 fn a_damaged_table_is_named() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempdir();
     record(dir.path(), &history()).close().unwrap();
     finish(dir.path()).unwrap();
     let tokens = dir.path().join("tokens.parquet");
@@ -291,7 +291,7 @@ proptest! {
 
     #[test]
     fn any_recording_can_be_finished(events in events(80)) {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = tempdir();
         record(dir.path(), &events).close().unwrap();
         let before = events_of(dir.path());
         finish(dir.path()).unwrap();
@@ -304,13 +304,13 @@ proptest! {
 
 /// Writes rows as a finished table and reads them back.
 fn through_parquet<T: super::raw::Table>(rows: &[T]) -> Vec<T> {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempdir();
     let writer = Writer::create(dir.path(), Meta::here(vec![], String::new())).unwrap();
     drop(writer);
     let folder = folder::Folder::lock(dir.path()).unwrap();
     let mut table = table::TableFile::<T>::begin(&folder).unwrap();
     rows.iter().for_each(|row| table.push(row).unwrap());
-    assert_eq!(table.commit(&folder).unwrap(), rows.len() as u64);
+    assert_eq!(table.commit().unwrap(), rows.len() as u64);
     let mut batches = reader::Batches::<T>::open(&folder).unwrap();
     let mut read = Vec::new();
     while let Some(rows) = batches.next_rows().unwrap() {

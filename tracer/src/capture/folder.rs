@@ -147,7 +147,12 @@ impl Folder {
     pub(crate) fn replace(&self, path: &Path, bytes: &[u8]) -> Result<()> {
         let mut replacement = self.begin(path)?;
         replacement.file.write_all(bytes).context("write", path)?;
-        replacement.commit(self)
+        replacement.commit()
+    }
+
+    /// Returns when the folder's entries, and so the files that took their places, are on disk.
+    pub(crate) fn sync(&self) -> Result<()> {
+        self.handle.sync_all().context("write", &self.path)
     }
 
     /// Removes a file that may be missing.
@@ -185,11 +190,11 @@ impl Replacement {
     }
 
     /// Puts the file in its place, once its content is on disk: readers see the old content or the new.
-    pub(crate) fn commit(mut self, folder: &Folder) -> Result<()> {
+    pub(crate) fn commit(mut self) -> Result<()> {
         self.file.sync_all().context("write", &self.path)?;
         fs::rename(&self.temporary, &self.path).context("write", &self.path)?;
         self.committed = true;
-        folder.handle.sync_all().context("write", &self.path)
+        Ok(())
     }
 }
 

@@ -9,19 +9,19 @@
 //! DIR/TABLE.parquet        after finishing: the raw tables, and the derived ones
 //! ```
 //!
-//! Derived tables: `steps`, `iterations`, `requests`, `request_ids`, `tokens`, `offcpu`, `frames`, `ledger`.
 //! Raw tables: `calls`, `mark_*` (one per kind of mark), `clock_bursts`, `clock_host`, `sched`, `samples`, `stacks`,
-//! `mappings`, `processes`, `points`, `counters`. Columns are named as the fields
-//! of `event` and `timeline::rows`; times end in `_ns` and are CLOCK_MONOTONIC unless the name says otherwise; a
-//! process is the two columns `tgid` and `start_ticks`; identifiers of bytes are lower-case hexadecimal text.
+//! `mappings`, `processes`, `points`, `counters`. Derived tables: `steps`, `iterations`, `requests`, `request_ids`,
+//! `tokens`, `offcpu`, `frames`, `ledger`. Columns are named as the fields of the rows; times end in `_ns` and are
+//! CLOCK_MONOTONIC unless the name says otherwise; a process is the two columns `tgid` and `start_ticks`;
+//! identifiers of bytes are lower-case hexadecimal text.
 
-mod capture;
 mod column;
 mod derived;
 mod error;
 mod finish;
 mod folder;
 mod meta;
+mod open;
 mod raw;
 mod reader;
 mod stream;
@@ -29,11 +29,11 @@ mod table;
 mod torn;
 mod writer;
 
-pub use capture::{Capture, Rows};
 pub use derived::{IdKind, OffCpu, OffReason, RequestId};
 pub use error::{Error, ErrorKind, Result};
 pub use finish::{Finished, finish};
 pub use meta::{Meta, MetaProcess, VERSION};
+pub use open::{Capture, Rows};
 pub use reader::{Events, Reader, Torn};
 pub use writer::Writer;
 

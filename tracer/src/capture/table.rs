@@ -57,10 +57,10 @@ impl<T: Table> TableFile<T> {
     }
 
     /// Puts the table in its place; returns how many rows it has.
-    pub(crate) fn commit(mut self, folder: &Folder) -> Result<u64> {
+    pub(crate) fn commit(mut self) -> Result<u64> {
         self.flush()?;
         self.parquet.close().context("write", self.replacement.path())?;
-        self.replacement.commit(folder)?;
+        self.replacement.commit()?;
         Ok(self.rows)
     }
 }

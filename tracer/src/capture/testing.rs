@@ -6,6 +6,11 @@ use tracer_abi::mark::{ClockReading, Slot};
 use crate::event::mark::{self, AttrValue, Mark};
 use crate::event::*;
 
+/// A folder in memory where there is one: finishing waits for the disk dozens of times.
+pub(crate) fn tempdir() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
+}
+
 fn process() -> impl Strategy<Value = ProcessId> {
     (any::<u32>(), any::<u64>()).prop_map(|(tgid, start_ticks)| ProcessId { tgid, start_ticks })
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 
-use super::testing::{event, events};
+use super::testing::{event, events, tempdir};
 use super::*;
 use crate::event::mark::{ClockBurst, GpuSpan, Mark};
 use crate::event::{Event, MarkEvent, Origin, ProcessId, Role};
@@ -43,7 +43,7 @@ proptest! {
 
     #[test]
     fn events_come_back_as_they_were(events in events(60), flush_every in 1..30usize) {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = tempdir();
         write(dir.path(), &events, flush_every);
         let (read, torn) = read(dir.path());
         prop_assert_eq!(normal(&read), normal(&events));
@@ -53,7 +53,7 @@ proptest! {
 
     #[test]
     fn events_written_out_of_order_all_come_back(events in prop::collection::vec(event(), 0..60)) {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = tempdir();
         write(dir.path(), &events, 7);
         prop_assert_eq!(normal(&read(dir.path()).0), normal(&events));
     }
@@ -63,7 +63,7 @@ proptest! {
         events in events(40),
         damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
     ) {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = tempdir();
         write(dir.path(), &events, 10);
         for path in raw_files(dir.path()) {
             let mut bytes = fs::read(&path).unwrap();
@@ -78,7 +78,7 @@ proptest! {
 
     #[test]
     fn random_bytes_are_an_empty_torn_table(bytes in prop::collection::vec(any::<u8>(), 1..400)) {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = tempdir();
         write(dir.path(), &[], 1);
         fs::write(dir.path().join("raw/calls.arrows"), &bytes).unwrap();
         let (events, torn) = read(dir.path());
@@ -100,7 +100,7 @@ fn burst(time_ns: u64) -> Event {
 
 #[test]
 fn a_stream_torn_anywhere_yields_its_whole_batches() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempdir();
     let events: Vec<_> = (0..6).map(burst).collect();
     write(dir.path(), &events, 2);
     let path = dir.path().join("raw/clock_bursts.arrows");
@@ -121,7 +121,7 @@ fn a_stream_torn_anywhere_yields_its_whole_batches() {
 
 #[test]
 fn huge_lengths_in_a_stream_cost_no_memory() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempdir();
     write(dir.path(), &[burst(1)], 1);
     let path = dir.path().join("raw/clock_bursts.arrows");
     let bytes = fs::read(&path).unwrap();
@@ -137,7 +137,7 @@ fn huge_lengths_in_a_stream_cost_no_memory() {
 
 #[test]
 fn not_a_number_keeps_its_bits() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempdir();
     let bits = 0x7fc1_2345;
     let span = GpuSpan {
         device_uuid: [0xab; 16],
@@ -160,7 +160,7 @@ fn not_a_number_keeps_its_bits() {
 
 #[test]
 fn definitions_come_before_what_uses_them() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempdir();
     let origin = Origin { time_ns: 5, ..Origin::default() };
     let call = crate::event::Call {
         origin,
@@ -199,7 +199,7 @@ fn point(time_ns: u64, simulated: bool) -> Event {
 
 #[test]
 fn roles_are_stored_under_their_names() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempdir();
     use super::column::Scalar;
     for role in [
         Role::Step,
@@ -221,7 +221,7 @@ fn roles_are_stored_under_their_names() {
 
 #[test]
 fn a_simulated_point_makes_the_capture_simulated() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempdir();
     let mut writer = Writer::create(dir.path(), meta()).unwrap();
     writer.write(&point(1, false)).unwrap();
     assert!(!Reader::open(dir.path()).unwrap().meta().simulated);
@@ -231,7 +231,7 @@ fn a_simulated_point_makes_the_capture_simulated() {
 
 #[test]
 fn the_folder_is_private_and_only_taken_when_empty() {
-    let parent = tempfile::tempdir().unwrap();
+    let parent = tempdir();
     let dir = parent.path().join("new");
     write(&dir, &[burst(1)], 1);
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
@@ -256,7 +256,7 @@ fn the_folder_is_private_and_only_taken_when_empty() {
 
 #[test]
 fn what_is_not_a_capture_is_refused_by_name() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempdir();
     let kind = |dir: &Path| Reader::open(dir).err().map(|e| e.kind());
     assert_eq!(kind(dir.path()), Some(ErrorKind::NotACapture));
     assert_eq!(kind(&dir.path().join("gone")), Some(ErrorKind::NotACapture));
@@ -278,7 +278,7 @@ fn what_is_not_a_capture_is_refused_by_name() {
 
 #[test]
 fn a_full_disk_is_said_and_loses_nothing_that_was_written() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempdir();
     let mut writer = Writer::create(dir.path(), meta()).unwrap();
     writer.write(&burst(1)).unwrap();
     writer.flush().unwrap();
@@ -302,7 +302,7 @@ fn a_full_disk_is_said_and_loses_nothing_that_was_written() {
 
 #[test]
 fn the_ledger_is_written_when_it_changes() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = tempdir();
     let mut writer = Writer::create(dir.path(), meta()).unwrap();
     let row = |count| LedgerRow { process: None, name: "vital_dropped".into(), count, loss: true };
     for (time_ns, count) in [(1, 0), (2, 0), (3, 4), (4, 4)] {

@@ -120,16 +120,19 @@ impl DeviceClock {
         host: impl IntoIterator<Item = &'a HostClock>,
     ) -> Self {
         let mut clock = Self::default();
-        for bracket in host {
-            clock.host.push(bracket);
-        }
-        for (process, burst) in bursts {
-            clock.push(process, burst);
-        }
-        for series in clock.series.values_mut() {
-            series.segments(&clock.host);
-        }
+        host.into_iter().for_each(|bracket| clock.learn_host(bracket));
+        bursts.into_iter().for_each(|(process, burst)| clock.learn(process, burst));
         clock
+    }
+
+    /// Takes one more burst in. Fits anew what it changes, when that is next asked for.
+    pub fn learn(&mut self, process: ProcessId, burst: &ClockBurst) {
+        self.push(process, burst);
+    }
+
+    /// Takes one more host bracket in.
+    pub fn learn_host(&mut self, bracket: &HostClock) {
+        self.host.push(bracket);
     }
 
     fn push(&mut self, process: ProcessId, burst: &ClockBurst) -> &mut Series {

@@ -116,10 +116,8 @@ impl Symbolizer {
             user: HashMap::new(),
             kernel: HashMap::new(),
             kernel_source: (options.this_boot && module::kallsyms_readable()).then(|| {
-                let mut kernel = Kernel::default();
                 // A vmlinux on disk need not be that of the running kernel; kallsyms is.
-                kernel.vmlinux = blazesym::MaybeDefault::None;
-                Source::Kernel(kernel)
+                Source::Kernel(Kernel { vmlinux: blazesym::MaybeDefault::None, ..Kernel::default() })
             }),
         }
     }
