@@ -5,6 +5,8 @@ use std::{
     sync::OnceLock,
 };
 
+use crate::start::with_loader;
+
 /// A handle of the driver, as a number.
 pub(crate) type Handle = usize;
 
@@ -127,7 +129,9 @@ pub(crate) fn open() -> Result<Option<&'static Driver>, &'static str> {
     }
     // SAFETY: the name is a string; RTLD_NOLOAD only looks at what is loaded. The reference that it takes keeps the
     // library mapped, which the table needs.
-    let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
+    let library = with_loader(|| unsafe {
+        libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY)
+    });
     if library.is_null() {
         return Ok(None);
     }

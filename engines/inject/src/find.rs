@@ -10,7 +10,10 @@ use std::{
 
 use engines::{Point, Profiles, Role};
 
-use crate::hook::{self, Hook};
+use crate::{
+    hook::{self, Hook},
+    start::with_loader,
+};
 
 /// A mapped library.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,9 +53,9 @@ impl Finder {
         !self.hooks.is_empty()
     }
 
-    /// Why an engine that is there is not hooked.
+    /// Why no engine is hooked although there is one.
     pub(crate) fn problem(&self) -> Option<&str> {
-        self.problem.as_deref()
+        self.problem.as_deref().filter(|_| !self.is_hooked())
     }
 
     /// Hooks engines that were mapped since the last look.
@@ -64,37 +67,35 @@ impl Finder {
             if self.known.contains(&library) {
                 continue;
             }
-            match self.hook(&library) {
-                Ok(mut hooks) => self.hooks.append(&mut hooks),
-                Err(problem) => self.problem = Some(format!("{}: {problem}", library.path.display())),
+            if let Err(problem) = self.hook(&library) {
+                self.problem = Some(format!("{}: {problem}", library.path.display()));
             }
             self.known.push(library);
         }
     }
 
-    fn hook(&self, library: &Mapped) -> Result<Vec<Hook>, String> {
+    fn hook(&mut self, library: &Mapped) -> Result<(), String> {
         if !keep_mapped(&library.path) {
             return Err("it was unmapped meanwhile".to_owned());
         }
         let file = File::open(&library.path).map_err(|error| format!("cannot open it: {error}"))?;
         // SAFETY: the mapping is private and only read. Who truncates a library that is mapped breaks the program anyway.
         let data = unsafe { memmap2::Mmap::map(&file) }.map_err(|error| format!("cannot map it: {error}"))?;
-        let Some(known) = self.profiles.inspect(&library.path, &data) else { return Ok(Vec::new()) };
-        let mut hooks = Vec::new();
+        let Some(known) = self.profiles.inspect(&library.path, &data) else { return Ok(()) };
         for point in known.points.iter().filter(|point| is_step(point)) {
             let function = library.base.wrapping_add(point.address as usize);
             for word in &point.vtable_words {
                 let word = library.base.wrapping_add(*word as usize);
                 // SAFETY: the resolver says that this word of the library holds the step's function, whose arguments
                 // are the object and the stream; the library stays mapped from now on.
-                hooks.push(unsafe { hook::install(word, function, library.read_only.contains(&word)) }?);
+                self.hooks.push(unsafe { hook::install(word, function, library.read_only.contains(&word)) }?);
             }
         }
         match known.refusals.first() {
-            Some(refusal) if hooks.is_empty() => {
+            Some(refusal) if known.points.is_empty() => {
                 Err(format!("{} not found: {}", refusal.point, refusal.reason))
             }
-            _ => Ok(hooks),
+            _ => Ok(()),
         }
     }
 
@@ -118,7 +119,7 @@ fn is_step(point: &Point) -> bool {
 fn keep_mapped(path: &Path) -> bool {
     let Ok(name) = CString::new(path.as_os_str().as_bytes()) else { return false };
     // SAFETY: the name is a string; RTLD_NOLOAD runs no code of the library.
-    !unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) }.is_null()
+    !with_loader(|| unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) }).is_null()
 }
 
 /// What the walk over the mapped libraries gathers.
@@ -133,7 +134,7 @@ struct Walk<'a> {
 fn mapped(profiles: &Profiles, changes: &mut u64) -> Option<Vec<Mapped>> {
     let mut walk = Walk { profiles, changes: *changes, changed: false, found: Vec::new() };
     // SAFETY: `visit` has the type that is expected, and gets `walk`, which outlives the call.
-    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut walk).cast()) };
+    with_loader(|| unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut walk).cast()) });
     *changes = walk.changes;
     walk.changed.then_some(walk.found)
 }

@@ -95,11 +95,11 @@ impl Harvester {
         self.read_steps(driver, clock::monotonic());
     }
 
-    /// Reports the state when that is due.
-    pub(crate) fn report(&mut self) {
+    /// Reports the state when that is due; `problem`: why there is nothing to do.
+    pub(crate) fn report(&mut self, problem: Option<&str>) {
         let now = clock::monotonic();
         if now >= self.next_state_ns {
-            report::emit_state();
+            report::emit_state(problem);
             self.next_state_ns = now + STATE_NS;
         }
     }

@@ -34,9 +34,13 @@ static CONSTRUCTOR: extern "C" fn() = constructor;
 /// Runs when the library is loaded, before the program's own code.
 extern "C" fn constructor() {
     report::init();
-    // SAFETY: the function may run in any child, see there. A failure means that there is no memory: children are then
-    // not told, and look to us as this process does, without a thread.
-    unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
+    // SAFETY: the functions may run around any fork, see there.
+    let prepared =
+        unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork_in_child)) };
+    if prepared != 0 {
+        // No memory. Without these, a child could be left with a lock that nobody holds.
+        return;
+    }
     ensure_thread();
 }
 
@@ -47,11 +51,37 @@ extern "C" fn InitializeInjection() -> libc::c_int {
     1
 }
 
+/// Whether our thread is inside the dynamic loader, or the process is forking.
+///
+/// glibc does not give a child the lock back that `dl_iterate_phdr` takes: a fork meanwhile would leave the child unable
+/// to load libraries or to throw exceptions.
+static LOADER: AtomicBool = AtomicBool::new(false);
+
+/// Calls into the dynamic loader, at a time when no thread forks.
+pub(crate) fn with_loader<T>(call: impl FnOnce() -> T) -> T {
+    before_fork();
+    let result = call();
+    after_fork();
+    result
+}
+
+/// Waits for our thread to leave the loader: microseconds, ten times a second at most.
+extern "C" fn before_fork() {
+    while LOADER.compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
+        std::thread::yield_now();
+    }
+}
+
+extern "C" fn after_fork() {
+    LOADER.store(false, Ordering::Release);
+}
+
 /// The child has one thread and no usable driver: everything begins anew, with the first step or with the driver's
 /// call of [`InitializeInjection`]. Starting a thread here could deadlock in an allocator that is not ready yet.
 extern "C" fn after_fork_in_child() {
     RUNNING.store(false, Ordering::Relaxed);
     BUSY.store(false, Ordering::Relaxed);
+    after_fork();
     context::reset();
     DONE.reset();
 }
@@ -70,7 +100,11 @@ pub(crate) fn ensure_thread() {
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr()) == 0
     };
     // Without memory for a thread the program goes on untimed.
-    let _ = std::thread::Builder::new().name("tracer-inject".into()).stack_size(1 << 20).spawn(run);
+    let _ = std::thread::Builder::new().name("tracer-inject".into()).stack_size(1 << 20).spawn(|| {
+        if std::panic::catch_unwind(run).is_err() {
+            report::disable_by_panic();
+        }
+    });
     if masked {
         // SAFETY: the call above filled the set.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
@@ -100,31 +134,32 @@ fn run() {
     let (begin, mut next_look, mut was_active) = (clock::monotonic(), 0, false);
     while !STOP.load(Ordering::SeqCst) {
         let now = clock::monotonic();
-        if now >= next_look && !report::is_disabled() {
+        let eager = !finder.is_hooked() && now - begin < EAGER_NS;
+        if (eager || now >= next_look) && !report::is_disabled() {
             finder.look();
-            let eager = !finder.is_hooked() && now - begin < EAGER_NS;
-            next_look = now + if eager { 0 } else { LOOK_NS };
-            if let Some(problem) = finder.problem() {
-                report::disable_because(problem.to_owned());
-            }
+            next_look = now + LOOK_NS;
         }
-        if report::is_disabled() && finder.is_hooked() {
+        if report::is_disabled() {
             finder.unhook();
         }
-        let driver = driver();
-        let active = report::listening() && (finder.is_hooked() || report::is_disabled());
+        let (driver, mut pause) = (finder.is_hooked().then(driver).flatten(), PAUSE);
+        let has_something_to_say = finder.is_hooked() || finder.problem().is_some() || report::is_disabled();
+        let active = has_something_to_say && report::listening();
         if active {
             if let Some(driver) = driver
                 && !report::is_disabled()
             {
                 round(|| harvester.work(driver));
+                pause = ROUND;
             }
-            harvester.report();
+            harvester.report(finder.problem());
         } else if was_active {
             harvester.rest();
+        } else if !eager && !has_something_to_say {
+            pause = Duration::from_nanos(LOOK_NS);
         }
         was_active = active;
-        std::thread::sleep(if active && !report::is_disabled() { ROUND } else { PAUSE });
+        std::thread::sleep(pause);
     }
 }
 

@@ -34,6 +34,7 @@ pub use error::{Error, ErrorKind, Result};
 pub use finish::{Finished, finish};
 pub use meta::{Meta, MetaProcess, VERSION};
 pub use open::{Capture, Rows};
+pub(crate) use raw::Counter;
 pub use reader::{Events, Reader, Torn};
 pub use writer::Writer;
 

@@ -6,7 +6,7 @@ use super::derived::{ClockKnot, OffCpu, RequestId};
 use super::error::{Error, ErrorKind, Result};
 use super::folder::Folder;
 use super::meta::Meta;
-use super::raw::Table;
+use super::raw::{Counter, Table};
 use super::reader::{Batches, Events};
 use crate::event::{Call, Mapping, Point, Process, Sample, Sched, Stack};
 use crate::symbol::SymbolFrame;
@@ -111,6 +111,11 @@ impl Capture {
     /// When a table cannot be opened.
     pub fn events(&self) -> Result<Events> {
         Events::open(&self.folder)
+    }
+
+    /// The recorder's lines of the ledger as they changed over time.
+    pub(crate) fn counters(&self) -> Result<Rows<Counter>> {
+        rows(&self.folder)
     }
 
     /// Everything that reports print, in memory.

@@ -4,7 +4,11 @@
 //! library and formats; anything worth testing lives below it.
 
 mod duration;
+mod flamegraph;
+mod heatmap;
+mod histogram;
 mod hold;
+mod picture;
 mod record;
 mod recover;
 mod target;
@@ -30,6 +34,9 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Record(record::Args),
+    Flamegraph(flamegraph::Args),
+    Heatmap(heatmap::Args),
+    Histogram(histogram::Args),
     Recover(recover::Args),
     #[command(hide = true)]
     Hold(hold::Args),
@@ -47,6 +54,9 @@ pub fn run() -> ExitCode {
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
     let result = match cli.command {
         Command::Record(args) => record::run(&args),
+        Command::Flamegraph(args) => flamegraph::run(&args),
+        Command::Heatmap(args) => heatmap::run(&args),
+        Command::Histogram(args) => histogram::run(&args),
         Command::Recover(args) => recover::run(&args),
         Command::Hold(args) => hold::run(&args),
     };

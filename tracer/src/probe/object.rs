@@ -13,5 +13,21 @@ pub const DESCRIPTION: &str = env!("TRACER_EBPF_DESCRIPTION");
 /// # Errors
 /// The binary was built without one.
 pub fn bytes() -> Result<&'static [u8], ProbeError> {
-    if OBJECT.is_empty() { Err(ProbeError::Stub { why: MISSING }) } else { Ok(OBJECT) }
+    checked(OBJECT, MISSING)
+}
+
+fn checked<'a>(object: &'a [u8], why: &'static str) -> Result<&'a [u8], ProbeError> {
+    if object.is_empty() { Err(ProbeError::Stub { why }) } else { Ok(object) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stub_says_what_was_missing() {
+        let error = checked(&[], "bpf-linker is missing; cargo install bpf-linker").unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("bpf-linker is missing") && text.contains("cargo xtask setup"), "{text}");
+    }
 }

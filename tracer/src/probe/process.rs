@@ -36,6 +36,17 @@ pub fn find(pid: u32) -> Result<Found, ProbeError> {
     Ok(Found { id: ProcessId { tgid: pid, start_ticks: stat.starttime }, comm: stat.comm })
 }
 
+/// Whether the process still runs. One that has ended and that its parent has not asked about yet (a zombie) does not.
+#[must_use]
+pub fn runs(id: ProcessId) -> bool {
+    let Ok(stat) =
+        open(id.tgid).and_then(|process| process.stat().map_err(|error| proc_error(id.tgid, error)))
+    else {
+        return false;
+    };
+    stat.starttime == id.start_ticks && !matches!(stat.state, 'Z' | 'X')
+}
+
 /// All live processes called `comm`, and those whose executable is.
 ///
 /// # Errors

@@ -180,8 +180,7 @@ impl Session {
     /// Processes that are traced and alive.
     #[must_use]
     pub fn live(&self) -> usize {
-        let alive = |id: &&ProcessId| process::find(id.tgid).is_ok_and(|found| found.id == **id);
-        self.attacher.processes.keys().filter(alive).count()
+        self.attacher.processes.keys().filter(|id| process::runs(**id)).count()
     }
 
     /// Steps and marks that can be seen in the targets now: (step points, mark sites).

@@ -1,0 +1,152 @@
+//! The GPU libraries, loaded by name as a program that links them would, and called as it would.
+
+use std::ffi::{CStr, c_int, c_uint, c_void};
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+use anyhow::{Context as _, bail, ensure};
+
+type Pointer = *mut c_void;
+
+/// Slot of `enqueueV3` in the vtable of TensorRT 10's execution context.
+const ENQUEUE_V3: usize = 37;
+
+/// Functions of the driver and of libnvinfer.
+#[derive(Debug)]
+struct Libraries {
+    init: unsafe extern "C" fn(c_uint) -> c_int,
+    retain_primary_context: unsafe extern "C" fn(*mut Pointer, c_int) -> c_int,
+    set_current_context: unsafe extern "C" fn(Pointer) -> c_int,
+    create_stream: unsafe extern "C" fn(*mut Pointer, c_uint) -> c_int,
+    synchronize_stream: unsafe extern "C" fn(Pointer) -> c_int,
+    create_engine: unsafe extern "C" fn() -> Pointer,
+    set_step: unsafe extern "C" fn(Pointer, u64, u32, u64),
+}
+
+fn open(name: &CStr) -> anyhow::Result<Pointer> {
+    // SAFETY: the name is a string; the libraries' constructors do nothing unusual.
+    let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
+    if library.is_null() {
+        // SAFETY: after a failed dlopen, dlerror gives a string that lives until this thread's next call.
+        let reason = unsafe { CStr::from_ptr(libc::dlerror()) }.to_string_lossy().into_owned();
+        bail!("{reason}: is LD_LIBRARY_PATH set to the folder of the stand-in libraries?");
+    }
+    Ok(library)
+}
+
+fn find(library: Pointer, name: &CStr) -> anyhow::Result<Pointer> {
+    // SAFETY: the library is loaded and the name is a string.
+    let address = unsafe { libc::dlsym(library, name.as_ptr()) };
+    ensure!(!address.is_null(), "no function {name:?}: this is not a stand-in library");
+    Ok(address)
+}
+
+fn check(code: c_int, what: &str) -> anyhow::Result<()> {
+    ensure!(code == 0, "{what} failed: CUDA error {code}");
+    Ok(())
+}
+
+/// The device, ready for use.
+#[derive(Clone, Debug)]
+pub(crate) struct Gpu {
+    libraries: Arc<Libraries>,
+    /// CUcontext, as a number.
+    context: usize,
+}
+
+impl Gpu {
+    /// Loads the libraries and retains the primary context of device 0.
+    pub(crate) fn new() -> anyhow::Result<Self> {
+        let (cuda, nvinfer) = (open(c"libcuda.so.1")?, open(c"libnvinfer.so.10")?);
+        // A real one would be driven by the wrong functions.
+        find(nvinfer, c"tracer_standin").context("libnvinfer.so.10")?;
+        // SAFETY: the functions of these names have these types.
+        let libraries = unsafe {
+            Libraries {
+                init: std::mem::transmute::<Pointer, unsafe extern "C" fn(c_uint) -> c_int>(find(
+                    cuda, c"cuInit",
+                )?),
+                retain_primary_context: std::mem::transmute::<
+                    Pointer,
+                    unsafe extern "C" fn(*mut Pointer, c_int) -> c_int,
+                >(find(cuda, c"cuDevicePrimaryCtxRetain")?),
+                set_current_context: std::mem::transmute::<Pointer, unsafe extern "C" fn(Pointer) -> c_int>(
+                    find(cuda, c"cuCtxSetCurrent")?,
+                ),
+                create_stream: std::mem::transmute::<
+                    Pointer,
+                    unsafe extern "C" fn(*mut Pointer, c_uint) -> c_int,
+                >(find(cuda, c"cuStreamCreate")?),
+                synchronize_stream: std::mem::transmute::<Pointer, unsafe extern "C" fn(Pointer) -> c_int>(
+                    find(cuda, c"cuStreamSynchronize")?,
+                ),
+                create_engine: std::mem::transmute::<Pointer, unsafe extern "C" fn() -> Pointer>(find(
+                    nvinfer,
+                    c"standin_create_context",
+                )?),
+                set_step: std::mem::transmute::<Pointer, unsafe extern "C" fn(Pointer, u64, u32, u64)>(find(
+                    nvinfer,
+                    c"standin_set_step",
+                )?),
+            }
+        };
+        // SAFETY: no preconditions.
+        check(unsafe { (libraries.init)(0) }, "cuInit")?;
+        let mut context = null_mut();
+        // SAFETY: `context` is valid.
+        let retained = unsafe { (libraries.retain_primary_context)(&raw mut context, 0) };
+        check(retained, "cuDevicePrimaryCtxRetain")?;
+        Ok(Self { libraries: Arc::new(libraries), context: context as usize })
+    }
+
+    /// An engine for the calling thread, with a stream of its own.
+    pub(crate) fn engine(&self) -> anyhow::Result<Engine> {
+        let libraries = Arc::clone(&self.libraries);
+        let mut stream = null_mut();
+        // SAFETY: the context was retained and is never released.
+        check(unsafe { (libraries.set_current_context)(self.context as Pointer) }, "cuCtxSetCurrent")?;
+        // SAFETY: `stream` is valid; flag 1 is CU_STREAM_NON_BLOCKING.
+        check(unsafe { (libraries.create_stream)(&raw mut stream, 1) }, "cuStreamCreate")?;
+        // SAFETY: a context is current.
+        let context = unsafe { (libraries.create_engine)() };
+        ensure!(!context.is_null(), "libnvinfer cannot create an execution context");
+        Ok(Engine { libraries, context, stream })
+    }
+}
+
+/// An execution context and its stream; stays on the thread that made it.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    libraries: Arc<Libraries>,
+    context: Pointer,
+    stream: Pointer,
+}
+
+impl Engine {
+    /// What the next [`Self::enqueue`] does.
+    pub(crate) fn set_step(&self, gpu_ns: u64, kernels: u32, host_ns: u64) {
+        // SAFETY: the context lives as long as the process.
+        unsafe { (self.libraries.set_step)(self.context, gpu_ns, kernels, host_ns) }
+    }
+
+    /// Calls `enqueueV3` as code compiled against TensorRT's header does: through the vtable of the implementation that
+    /// the public object points to, which it reads each time.
+    pub(crate) fn enqueue(&self) -> anyhow::Result<()> {
+        type Enqueue = unsafe extern "C" fn(Pointer, Pointer) -> bool;
+        // SAFETY: the public object holds the implementation at offset 8, whose first word is its vtable, where
+        // `enqueueV3` is in this slot; the stream is the engine's.
+        let enqueued = unsafe {
+            let implementation = *self.context.cast::<Pointer>().add(1);
+            let vtable = *implementation.cast::<*const Enqueue>();
+            (*vtable.add(ENQUEUE_V3))(implementation, self.stream)
+        };
+        ensure!(enqueued, "enqueueV3 failed");
+        Ok(())
+    }
+
+    /// Waits until everything on the stream is done.
+    pub(crate) fn synchronize(&self) -> anyhow::Result<()> {
+        // SAFETY: the stream is the engine's.
+        check(unsafe { (self.libraries.synchronize_stream)(self.stream) }, "cuStreamSynchronize")
+    }
+}

@@ -1,0 +1,202 @@
+//! The server: starts everything, takes connections, stops on a signal.
+
+use std::io::Write as _;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd as _;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow};
+use serde_json::{Value, json};
+
+use crate::clock::{cpu_ns, now_ns};
+use crate::connection::Connection;
+use crate::engine::{self, Intake};
+use crate::gpu::Gpu;
+use crate::options::Serve;
+use crate::truth::{Record, Truth};
+
+/// How long requests that were interrupted have to end.
+const GRACE: Duration = Duration::from_secs(3);
+
+/// What all threads share.
+#[derive(Debug)]
+pub(crate) struct Server {
+    pub(crate) options: Arc<Serve>,
+    pub(crate) truth: Truth,
+    pub(crate) intake: Arc<Intake>,
+    /// CLOCK_MONOTONIC ns.
+    pub(crate) start_ns: u64,
+    keys: AtomicU64,
+    tokens: AtomicU64,
+    requests: AtomicU64,
+    /// CLOCK_MONOTONIC ns of the first request and of the last token; 0: none yet.
+    first_ns: AtomicU64,
+    last_ns: AtomicU64,
+    /// Requests that are being answered.
+    active: Mutex<u64>,
+    fewer: Condvar,
+}
+
+impl Server {
+    fn new(options: Arc<Serve>, truth: Truth) -> Self {
+        Self {
+            options,
+            truth,
+            intake: Arc::default(),
+            start_ns: now_ns(),
+            keys: AtomicU64::new(1),
+            tokens: AtomicU64::new(0),
+            requests: AtomicU64::new(0),
+            first_ns: AtomicU64::new(0),
+            last_ns: AtomicU64::new(0),
+            active: Mutex::new(0),
+            fewer: Condvar::new(),
+        }
+    }
+
+    /// A number for a new request.
+    pub(crate) fn next_key(&self) -> u64 {
+        self.keys.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Counts a request as active until the result is dropped.
+    pub(crate) fn count(&self, received_ns: u64) -> Active<'_> {
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        _ = self.first_ns.compare_exchange(0, received_ns, Ordering::Relaxed, Ordering::Relaxed);
+        *self.active.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        Active(self)
+    }
+
+    pub(crate) fn count_token(&self, stamp_ns: u64) {
+        self.tokens.fetch_add(1, Ordering::Relaxed);
+        self.last_ns.fetch_max(stamp_ns, Ordering::Relaxed);
+    }
+
+    /// What was done so far. `seconds`: from the first request to the last token.
+    pub(crate) fn summary(&self) -> Value {
+        let window =
+            self.last_ns.load(Ordering::Relaxed).saturating_sub(self.first_ns.load(Ordering::Relaxed));
+        json!({
+            "kind": "summary",
+            "simulated_gpu": true,
+            "requests": self.requests.load(Ordering::Relaxed),
+            "tokens": self.tokens.load(Ordering::Relaxed),
+            "steps": self.intake.steps.load(Ordering::Relaxed),
+            "seconds": window as f64 / 1e9,
+            "cpu_ns": cpu_ns(),
+            "now_ns": now_ns(),
+        })
+    }
+
+    /// Makes [`run`] return, as a signal from outside would.
+    pub(crate) fn ask_to_stop(&self) {
+        // SAFETY: no preconditions; this process handles the signal.
+        unsafe { libc::kill(libc::getpid(), libc::SIGTERM) };
+    }
+}
+
+/// A request is being answered.
+pub(crate) struct Active<'a>(&'a Server);
+
+impl Drop for Active<'_> {
+    fn drop(&mut self) {
+        *self.0.active.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        self.0.fewer.notify_all();
+    }
+}
+
+/// Blocks the signals that end the server, for this thread and those that it starts, and returns them.
+fn block_signals() -> libc::sigset_t {
+    // SAFETY: a zeroed set is valid memory for `sigemptyset`, which makes it an empty one.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut set);
+        libc::sigaddset(&raw mut set, libc::SIGINT);
+        libc::sigaddset(&raw mut set, libc::SIGTERM);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut());
+        set
+    }
+}
+
+fn wait_for_signal(set: &libc::sigset_t) {
+    let mut signal = 0;
+    // SAFETY: both are valid.
+    while unsafe { libc::sigwait(set, &raw mut signal) } == libc::EINTR {}
+}
+
+/// Serves until a signal comes.
+pub(crate) fn run(options: Serve) -> anyhow::Result<()> {
+    if options.zero_gpu {
+        // SAFETY: no other thread runs yet.
+        unsafe { std::env::set_var("STANDIN_CUDA_ZERO", "1") };
+    }
+    let signals = block_signals();
+    let gpu = Gpu::new()?;
+    let truth = Truth::create(options.truth.as_deref())?;
+    let server = Arc::new(Server::new(Arc::new(options), truth));
+    server.truth.push(|| Record::Server { pid: std::process::id(), start_ns: server.start_ns });
+    let failed = {
+        let server = Arc::clone(&server);
+        move || server.ask_to_stop()
+    };
+    let (options, truth, intake) =
+        (Arc::clone(&server.options), server.truth.clone(), Arc::clone(&server.intake));
+    let engine = engine::start(gpu, options, truth, intake, failed)?;
+
+    let port = server.options.port;
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port))
+        .with_context(|| format!("cannot listen on 127.0.0.1:{port}"))?;
+    let address = listener.local_addr().context("the listener has no address")?;
+    let accepting = Arc::clone(&server);
+    std::thread::Builder::new()
+        .name("accept".to_owned())
+        .spawn(move || accept(&listener, &accepting))
+        .context("cannot start the accepting thread")?;
+    println!("listening on {address}");
+    std::io::stdout().flush().context("cannot write to stdout")?;
+
+    wait_for_signal(&signals);
+    server.intake.stop();
+    let result = engine.join().map_err(|_| anyhow!("the engine panicked"))?;
+    let active = server.active.lock().unwrap_or_else(PoisonError::into_inner);
+    drop(server.fewer.wait_timeout_while(active, GRACE, |active| *active > 0));
+    server.truth.flush().context("cannot write the truth log")?;
+    println!("{}", server.summary());
+    result
+}
+
+/// Takes connections for as long as the process lives.
+fn accept(listener: &TcpListener, server: &Arc<Server>) {
+    for (number, stream) in (1u64..).zip(listener.incoming()) {
+        let result = stream.and_then(|stream| {
+            set_up(&stream, server.options.send_buffer)?;
+            let connection = Connection::new(Arc::clone(server), stream);
+            std::thread::Builder::new().name(format!("http-{number}")).spawn(move || connection.run())
+        });
+        if let Err(error) = result {
+            eprintln!("connection: {error}");
+        }
+    }
+}
+
+fn set_up(stream: &TcpStream, send_buffer: u32) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
+    if send_buffer == 0 {
+        return Ok(());
+    }
+    let bytes = libc::c_int::try_from(send_buffer).unwrap_or(libc::c_int::MAX);
+    let size = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: the descriptor is open, the option's value valid and of the size that is passed.
+    let code = unsafe {
+        libc::setsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_SNDBUF,
+            (&raw const bytes).cast(),
+            size,
+        )
+    };
+    if code == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+}

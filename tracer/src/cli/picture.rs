@@ -1,0 +1,99 @@
+//! What the commands that draw have in common: the words around a picture, and its file.
+
+use crate::capture::Capture;
+use crate::timeline::rows::{Request, Token};
+use crate::timeline::tables::{LedgerRow, Meta, Tables};
+use anyhow::{Context, Result};
+use std::collections::HashMap;
+use std::io::Write;
+use std::path::Path;
+
+/// Opens a finished capture.
+pub(crate) fn open(capture: &Path) -> Result<Capture> {
+    Capture::open(capture).with_context(|| {
+        format!(
+            "{} cannot be shown; if its recorder was killed, `tracer recover` finishes it",
+            capture.display()
+        )
+    })
+}
+
+/// Names of a capture's requests.
+#[derive(Default)]
+pub(crate) struct Names(HashMap<u64, String>);
+
+impl Names {
+    pub(crate) fn new(requests: &[Request]) -> Self {
+        Self(requests.iter().map(|request| (request.id, name(request))).collect())
+    }
+
+    /// The name of a token's request; empty when its begin was not seen.
+    pub(crate) fn of(&self, token: &Token) -> &str {
+        self.0.get(&token.request).map_or("", String::as_str)
+    }
+}
+
+fn name(request: &Request) -> String {
+    if request.request_id.is_empty() {
+        format!("request #{}", request.program_request)
+    } else {
+        request.request_id.clone()
+    }
+}
+
+/// Where, when and how long, then the facts given, then what is missing.
+pub(crate) fn subtitle(tables: &Tables, facts: &[String]) -> String {
+    let Meta { target, host, started_realtime_ns, .. } = &tables.meta;
+    let mut parts = Vec::new();
+    if !target.is_empty() {
+        parts.push(target.clone());
+    }
+    if !host.is_empty() {
+        parts.push(host.clone());
+    }
+    if *started_realtime_ns > 0 {
+        parts.extend(utc(*started_realtime_ns));
+    }
+    parts.push(flamegraphs::duration(span_ns(tables)));
+    parts.extend_from_slice(facts);
+    parts.push(missing(&tables.ledger));
+    parts.join(" · ")
+}
+
+/// Length of the recording, ns. Where the recorder could not write its end: up to the last token.
+pub(crate) fn span_ns(tables: &Tables) -> u64 {
+    let last = tables.tokens.iter().map(|token| token.delivered_ns.saturating_add(1)).max().unwrap_or(0);
+    let end = if tables.meta.ended_ns > 0 { tables.meta.ended_ns } else { last };
+    end.saturating_sub(tables.meta.started_ns)
+}
+
+/// What the ledger says is missing from the capture.
+fn missing(ledger: &[LedgerRow]) -> String {
+    let losses: Vec<String> = ledger
+        .iter()
+        .filter(|row| row.loss && row.count > 0)
+        .map(|row| format!("{} {}", row.count, row.name))
+        .collect();
+    if losses.is_empty() { "nothing lost".to_owned() } else { format!("lost: {}", losses.join(", ")) }
+}
+
+/// `2026-03-01 10:00:00 UTC` of CLOCK_REALTIME ns.
+fn utc(realtime_ns: u64) -> Option<String> {
+    let time = jiff::Timestamp::from_nanosecond(i128::from(realtime_ns)).ok()?;
+    Some(time.strftime("%Y-%m-%d %H:%M:%S UTC").to_string())
+}
+
+/// Writes a picture to `path`, `-` being stdout, and says so.
+pub(crate) fn write(path: &Path, what: &str, content: &str) -> Result<()> {
+    if path == Path::new("-") {
+        return std::io::stdout().lock().write_all(content.as_bytes()).context("cannot write to stdout");
+    }
+    std::fs::write(path, content).with_context(|| {
+        format!("cannot write the {what} to {}; choose another file with -o", path.display())
+    })?;
+    eprintln!("{what}: {}", path.display());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

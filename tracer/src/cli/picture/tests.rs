@@ -1,0 +1,190 @@
+//! The three pictures of a small capture, from its events to the SVG files.
+
+use super::super::{flamegraph, heatmap, histogram};
+use super::subtitle;
+use crate::capture::{self, Meta, Writer};
+use crate::event::mark::{Batch, RequestBegin, Token};
+use crate::event::{
+    Call, CallEnd, Event, Frame, Mark, MarkEvent, Origin, Point, ProcessId, Role, Sample, Stack, StackCut,
+    StackId,
+};
+use crate::timeline::tables::{LedgerRow, Tables};
+use anyhow::Result;
+use clap::Parser;
+use std::path::Path;
+use tracer_abi::mark::{DECODE, PREFILL, Slot};
+
+const PROCESS: ProcessId = ProcessId { tgid: 10, start_ticks: 77 };
+const ENGINE: u32 = 11;
+const REQUESTS: u64 = 3;
+const TOKENS: u32 = 40;
+
+fn origin(time_ns: u64) -> Origin {
+    Origin { time_ns, process: PROCESS, tid: ENGINE, cpu: 0 }
+}
+
+fn mark(time_ns: u64, mark: Mark) -> Event {
+    Event::Mark(MarkEvent { origin: origin(time_ns), mark })
+}
+
+fn definitions(time_ns: u64) -> Vec<Event> {
+    let point = Point {
+        id: 1,
+        time_ns,
+        process: PROCESS,
+        engine: "test".into(),
+        name: "step".into(),
+        role: Role::Step,
+        library: String::new(),
+        build_id: Vec::new(),
+        offset: 0,
+        placement: "nop5".into(),
+        has_return: true,
+        stream_arg: None,
+        simulated: true,
+    };
+    let stack = Stack {
+        id: StackId(5),
+        time_ns,
+        process: PROCESS,
+        kernel: Vec::new(),
+        user: vec![Frame { mapping: None, offset: 0x1000 }],
+        cut: Some(StackCut::FramePointers),
+    };
+    vec![Event::Point(point), Event::Stack(stack)]
+}
+
+/// A batch of all requests, sampled once, and the tokens that it yields.
+fn step(time_ns: u64, index: u32) -> Vec<Event> {
+    let phase = if index == 0 { PREFILL } else { DECODE };
+    let slot = |request| Slot { request, generation_step: index, tokens: 1, phase, ..Slot::default() };
+    let slots: Vec<Slot> = (0..REQUESTS).map(slot).collect();
+    let batch = Batch { batch_id: u64::from(index), rank: 0, slot_count: 3, first_slot: 0, slots };
+    let sample = Sample {
+        origin: origin(time_ns + 10),
+        period_ns: 1_000_001,
+        kernel_mode: false,
+        stack: Some(StackId(5)),
+    };
+    let call = Call {
+        origin: origin(time_ns + 100_000),
+        point: 1,
+        parent_point: None,
+        depth: 0,
+        begin_ns: time_ns + 1,
+        end_ns: time_ns + 100_000,
+        end: CallEnd::Returned,
+        sp: 0,
+        args: [0; 6],
+        ret: 1,
+    };
+    let mut events = vec![mark(time_ns, Mark::Batch(batch)), Event::Sample(sample), Event::Call(call)];
+    events.extend((0..REQUESTS).map(|request| {
+        mark(time_ns + 200_000 + request * 1_000, Mark::Token(Token { request, choice: 0, index }))
+    }));
+    events
+}
+
+/// Writes a capture of a server that lived in the ten seconds before now.
+fn record(folder: &Path) -> Result<()> {
+    let mut meta = Meta::here(vec!["tracer".into()], "pid 10".into());
+    meta.started_monotonic_ns = meta.started_monotonic_ns.saturating_sub(10_000_000_000);
+    let start = meta.started_monotonic_ns;
+    let mut writer = Writer::create(folder, meta)?;
+    let mut events = definitions(start);
+    for (request, id) in (0..).zip(["req-a", "<b>&\u{1b}[31m", ""]) {
+        let begin = RequestBegin { request, request_id: id.into(), ..RequestBegin::default() };
+        events.push(mark(start + 1_000, Mark::RequestBegin(begin)));
+    }
+    for index in 0..TOKENS {
+        events.extend(step(start + 1_000_000 + u64::from(index) * 5_000_000, index));
+    }
+    events.iter().try_for_each(|event| writer.write(event))?;
+    let lost = LedgerRow { process: None, name: "bulk_ring_full".into(), count: 4, loss: true };
+    writer.ledger(start + 2_000_000_000, &[lost])?;
+    writer.close()?;
+    capture::finish(folder)?;
+    Ok(())
+}
+
+/// Arguments of a command as the command line would give them.
+fn parse<T: clap::Args>(capture: &Path, rest: &[&str]) -> Result<T> {
+    #[derive(Parser)]
+    struct Alone<T: clap::Args> {
+        #[command(flatten)]
+        args: T,
+    }
+    let words = ["tracer".as_ref(), capture.as_os_str()].into_iter().chain(rest.iter().map(|s| s.as_ref()));
+    Ok(Alone::<T>::try_parse_from(words)?.args)
+}
+
+#[test]
+fn the_subtitle_says_what_is_missing() {
+    let mut tables = Tables::default();
+    tables.meta.target = "pid 1".to_owned();
+    tables.meta.started_realtime_ns = 1_772_359_200_000_000_000;
+    tables.meta.ended_ns = 20_000_000_000;
+    assert_eq!(
+        subtitle(&tables, &["n=3".to_owned()]),
+        "pid 1 · 2026-03-01 10:00:00 UTC · 20 s · n=3 · nothing lost"
+    );
+    let row = |name: &str, count, loss| LedgerRow { process: None, name: name.to_owned(), count, loss };
+    tables.ledger = vec![row("a", 3, true), row("b", 0, true), row("c", 9, false)];
+    assert_eq!(subtitle(&tables, &[]), "pid 1 · 2026-03-01 10:00:00 UTC · 20 s · lost: 3 a");
+}
+
+#[test]
+fn pictures_of_a_capture() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let capture = folder.path().join("capture");
+    record(&capture)?;
+    let draw = |name: &str, run: &dyn Fn(&str) -> Result<std::process::ExitCode>| -> Result<String> {
+        let file = folder.path().join(name);
+        run(&file.to_string_lossy())?;
+        Ok(std::fs::read_to_string(file)?)
+    };
+
+    let flames = draw("f.svg", &|file| flamegraph::run(&parse(&capture, &["-o", file])?))?;
+    for part in
+        ["simulated GPU", "req-a (13,333 µs on CPU, 33.33%)", "prefill", "decode", "request #2", "[truncated"]
+    {
+        assert!(flames.contains(part), "no {part} in the flame graph");
+    }
+    assert!(flames.contains("40 samples · 40 truncated"), "wrong counts");
+
+    let heat = draw("h.svg", &|file| heatmap::run(&parse(&capture, &["-o", file])?))?;
+    for part in
+        ["simulated GPU", "n=117 tokens", "req-a", "&lt;b&gt;&amp;", "4 bulk_ring_full", "events lost"]
+    {
+        assert!(heat.contains(part), "no {part} in the heatmap");
+    }
+    let by_token =
+        draw("t.svg", &|file| heatmap::run(&parse(&capture, &["--by", "token-log", "-o", file])?))?;
+    assert!(by_token.contains("token index (log)") && by_token.contains("n=120 tokens"));
+
+    let histogram = draw("g.svg", &|file| histogram::run(&parse(&capture, &["-o", file])?))?;
+    for part in ["simulated GPU", "n = 117", "n = 3 · p50 – (n=3)", "gpu_span", "no values", "3 requests"]
+    {
+        assert!(histogram.contains(part), "no {part} in the histogram");
+    }
+    Ok(())
+}
+
+#[test]
+fn what_cannot_be_drawn_says_why() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let nothing = folder.path().join("nothing");
+    let error = heatmap::run(&parse(&nothing, &["-o", "-"])?).unwrap_err();
+    assert!(format!("{error:#}").contains("nothing"), "{error:#}");
+
+    let capture = folder.path().join("capture");
+    Writer::create(&capture, Meta::here(vec![], String::new()))?.close()?;
+    let error = format!("{:#}", histogram::run(&parse(&capture, &["-o", "-"])?).unwrap_err());
+    assert!(error.contains("tracer recover"), "{error}");
+    capture::finish(&capture)?;
+    let error = format!("{:#}", flamegraph::run(&parse(&capture, &["-o", "-"])?).unwrap_err());
+    assert!(error.contains("no samples"), "{error}");
+    let error = format!("{:#}", heatmap::run(&parse(&capture, &["-o", "-"])?).unwrap_err());
+    assert!(error.contains("no latencies"), "{error}");
+    Ok(())
+}
