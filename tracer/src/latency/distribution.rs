@@ -108,11 +108,11 @@ impl Distribution {
         let per_decade = f64::from(per_decade.max(1));
         let number = |ns: u64| ((ns.max(1) as f64).log10() * per_decade + 1e-9).floor() as i32;
         let edge = |i: i32| 10f64.powf(f64::from(i) / per_decade).round() as u64;
-        let (first, last) = (number(min), number(max.min(LONGEST_NS)));
+        let (first, last) = (number(min.min(LONGEST_NS)), number(max.min(LONGEST_NS)));
         let mut bins: Vec<Bin> =
             (first..=last).map(|i| Bin { from_ns: edge(i), to_ns: edge(i + 1), count: 0 }).collect();
         for value in self.histogram.iter_recorded() {
-            let ns = value.value_iterated_to().clamp(min, max);
+            let ns = value.value_iterated_to().clamp(min, max).min(LONGEST_NS);
             let i = (number(ns) - first).clamp(0, last - first);
             if let Some(bin) = usize::try_from(i).ok().and_then(|i| bins.get_mut(i)) {
                 bin.count += value.count_at_value();
