@@ -9,9 +9,16 @@ mod heatmap;
 mod histogram;
 mod hold;
 mod picture;
+mod parts;
 mod record;
 mod recover;
+mod report;
+mod request;
+mod table;
 mod target;
+#[cfg(test)]
+mod testing;
+mod units;
 
 use std::process::ExitCode;
 
@@ -34,6 +41,8 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Record(record::Args),
+    Report(report::Args),
+    Request(request::Args),
     Flamegraph(flamegraph::Args),
     Heatmap(heatmap::Args),
     Histogram(histogram::Args),
@@ -58,6 +67,8 @@ pub fn run() -> ExitCode {
         Command::Heatmap(args) => heatmap::run(&args),
         Command::Histogram(args) => histogram::run(&args),
         Command::Recover(args) => recover::run(&args),
+        Command::Report(args) => report::run(&args),
+        Command::Request(args) => request::run(&args),
         Command::Hold(args) => hold::run(&args),
     };
     result.unwrap_or_else(|error| {

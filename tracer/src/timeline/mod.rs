@@ -20,7 +20,7 @@ pub mod rows;
 mod step;
 pub mod tables;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 

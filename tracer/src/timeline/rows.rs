@@ -42,6 +42,20 @@ pub struct Step {
     pub slots: Vec<Slot>,
 }
 
+impl Step {
+    /// When the step was complete: GPU end, else the return of the first host wait; `None` when neither was seen.
+    #[must_use]
+    pub fn completion_ns(&self) -> Option<u64> {
+        self.gpu.map(|gpu| gpu.end_ns).or(self.observed_end_ns)
+    }
+
+    /// Enqueue begins → completion, in ns.
+    #[must_use]
+    pub fn duration_ns(&self) -> Option<u64> {
+        self.completion_ns()?.checked_sub(self.begin_ns)
+    }
+}
+
 /// The steps of all ranks that share a batch id.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Iteration {

@@ -9,18 +9,18 @@ use super::rows::GpuTime;
 use crate::event::mark::{Batch, GpuSpan, InjectState, RequestBegin, RequestEnd, Token};
 use crate::event::{Call, CallEnd, Event, Mark, MarkEvent, Origin, Point, ProcessId, Role};
 
-pub(super) const PROCESS: ProcessId = ProcessId { tgid: 10, start_ticks: 77 };
-pub(super) const STEP: u32 = 1;
-pub(super) const WAIT: u32 = 2;
-pub(super) const OTHER: u32 = 3;
-pub(super) const RANK_TID: u32 = 100;
-pub(super) const HTTP_TID: u32 = 200;
+pub(crate) const PROCESS: ProcessId = ProcessId { tgid: 10, start_ticks: 77 };
+pub(crate) const STEP: u32 = 1;
+pub(crate) const WAIT: u32 = 2;
+pub(crate) const OTHER: u32 = 3;
+pub(crate) const RANK_TID: u32 = 100;
+pub(crate) const HTTP_TID: u32 = 200;
 
 /// Small, fast, seeded: splitmix64.
-pub(super) struct Random(pub(super) u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    pub(super) fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -28,11 +28,11 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    pub(super) fn below(&mut self, n: u64) -> u64 {
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
         self.next() % n.max(1)
     }
 
-    pub(super) fn shuffle<T>(&mut self, items: &mut [T]) {
+    pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
         for i in (1..items.len()).rev() {
             items.swap(i, self.below(i as u64 + 1) as usize);
         }
@@ -41,7 +41,7 @@ impl Random {
 
 /// Maps a span to `begin_ms` ns after the end of its enqueue: exact, no device needed.
 #[derive(Default)]
-pub(super) struct EnqueueClock;
+pub(crate) struct EnqueueClock;
 
 impl Clock for EnqueueClock {
     fn map(&mut self, _process: ProcessId, span: &GpuSpan) -> Option<GpuTime> {
@@ -51,7 +51,7 @@ impl Clock for EnqueueClock {
     }
 }
 
-pub(super) fn point(id: u32, role: Role, stream_arg: Option<u8>) -> Event {
+pub(crate) fn point(id: u32, role: Role, stream_arg: Option<u8>) -> Event {
     Event::Point(Point {
         id,
         time_ns: 1,
@@ -69,19 +69,19 @@ pub(super) fn point(id: u32, role: Role, stream_arg: Option<u8>) -> Event {
     })
 }
 
-pub(super) fn points() -> Vec<Event> {
+pub(crate) fn points() -> Vec<Event> {
     vec![point(STEP, Role::Step, Some(1)), point(WAIT, Role::Wait, Some(0)), point(OTHER, Role::Other, None)]
 }
 
-pub(super) fn origin(tid: u32, time_ns: u64) -> Origin {
+pub(crate) fn origin(tid: u32, time_ns: u64) -> Origin {
     Origin { time_ns, process: PROCESS, tid, cpu: 0 }
 }
 
-pub(super) fn mark(tid: u32, time_ns: u64, mark: Mark) -> Event {
+pub(crate) fn mark(tid: u32, time_ns: u64, mark: Mark) -> Event {
     Event::Mark(MarkEvent { origin: origin(tid, time_ns), mark })
 }
 
-pub(super) fn call(point: u32, tid: u32, begin_ns: u64, end_ns: u64, args: [u64; 2]) -> Event {
+pub(crate) fn call(point: u32, tid: u32, begin_ns: u64, end_ns: u64, args: [u64; 2]) -> Event {
     Event::Call(Call {
         origin: origin(tid, end_ns),
         point,
@@ -96,25 +96,25 @@ pub(super) fn call(point: u32, tid: u32, begin_ns: u64, end_ns: u64, args: [u64;
     })
 }
 
-pub(super) fn begin(tid: u32, time_ns: u64, request: u64) -> Event {
+pub(crate) fn begin(tid: u32, time_ns: u64, request: u64) -> Event {
     let request_id = format!("req-{request}");
     mark(tid, time_ns, Mark::RequestBegin(RequestBegin { request, request_id, ..RequestBegin::default() }))
 }
 
-pub(super) fn end(tid: u32, time_ns: u64, request: u64, output_tokens: u32, finish_reason: u32) -> Event {
+pub(crate) fn end(tid: u32, time_ns: u64, request: u64, output_tokens: u32, finish_reason: u32) -> Event {
     mark(tid, time_ns, Mark::RequestEnd(RequestEnd { request, output_tokens, finish_reason }))
 }
 
-pub(super) fn token(tid: u32, time_ns: u64, request: u64, index: u32) -> Event {
+pub(crate) fn token(tid: u32, time_ns: u64, request: u64, index: u32) -> Event {
     mark(tid, time_ns, Mark::Token(Token { request, choice: 0, index }))
 }
 
-pub(super) fn slot(request: u64, generation_step: u32) -> Slot {
+pub(crate) fn slot(request: u64, generation_step: u32) -> Slot {
     let (phase, tokens) = if generation_step == 0 { (PREFILL, 16) } else { (DECODE, 1) };
     Slot { request, sample_offset: 0, generation_step, tokens, choice: 0, phase, flags: 0 }
 }
 
-pub(super) fn batch(tid: u32, time_ns: u64, batch_id: u64, slots: &[Slot]) -> Event {
+pub(crate) fn batch(tid: u32, time_ns: u64, batch_id: u64, slots: &[Slot]) -> Event {
     let slot_count = slots.len() as u32;
     mark(
         tid,
@@ -123,7 +123,7 @@ pub(super) fn batch(tid: u32, time_ns: u64, batch_id: u64, slots: &[Slot]) -> Ev
     )
 }
 
-pub(super) fn injected(time_ns: u64) -> Event {
+pub(crate) fn injected(time_ns: u64) -> Event {
     let state = InjectState {
         active: true,
         reason: String::new(),
@@ -137,7 +137,7 @@ pub(super) fn injected(time_ns: u64) -> Event {
     mark(HTTP_TID, time_ns, Mark::InjectState(state))
 }
 
-pub(super) fn span(tid: u32, time_ns: u64, enqueue: (u64, u64), span_ns: u32) -> Event {
+pub(crate) fn span(tid: u32, time_ns: u64, enqueue: (u64, u64), span_ns: u32) -> Event {
     let span = GpuSpan {
         device_uuid: *b"SIMGPU0000000000",
         context: 1,
@@ -156,50 +156,50 @@ pub(super) fn span(tid: u32, time_ns: u64, enqueue: (u64, u64), span_ns: u32) ->
 
 /// What the server is asked to do.
 #[derive(Clone, Debug)]
-pub(super) struct Plan {
-    pub(super) seed: u64,
-    pub(super) ranks: u32,
-    pub(super) max_batch: usize,
+pub(crate) struct Plan {
+    pub(crate) seed: u64,
+    pub(crate) ranks: u32,
+    pub(crate) max_batch: usize,
     /// Output tokens of each request, and whether its client leaves one token before the end.
-    pub(super) requests: Vec<(u32, bool)>,
+    pub(crate) requests: Vec<(u32, bool)>,
     /// Percent of the tokens and of the batches whose marks are withheld.
-    pub(super) withheld_tokens: u64,
-    pub(super) withheld_batches: u64,
-    pub(super) spans: bool,
+    pub(crate) withheld_tokens: u64,
+    pub(crate) withheld_batches: u64,
+    pub(crate) spans: bool,
     /// Stretches the time between events, which is 1 to 3 µs at 1.
-    pub(super) scale: u64,
+    pub(crate) scale: u64,
 }
 
 /// A token that was generated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct TrueToken {
-    pub(super) delivered_ns: u64,
-    pub(super) batch_id: u64,
-    pub(super) marked: bool,
+pub(crate) struct TrueToken {
+    pub(crate) delivered_ns: u64,
+    pub(crate) batch_id: u64,
+    pub(crate) marked: bool,
     /// The batch mark of its iteration was made.
-    pub(super) batch_marked: bool,
+    pub(crate) batch_marked: bool,
 }
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct TrueStep {
-    pub(super) batch_id: u64,
-    pub(super) tid: u32,
-    pub(super) begin_ns: u64,
-    pub(super) end_ns: u64,
-    pub(super) observed_end_ns: u64,
-    pub(super) gpu_end_ns: u64,
-    pub(super) marked: bool,
+pub(crate) struct TrueStep {
+    pub(crate) batch_id: u64,
+    pub(crate) tid: u32,
+    pub(crate) begin_ns: u64,
+    pub(crate) end_ns: u64,
+    pub(crate) observed_end_ns: u64,
+    pub(crate) gpu_end_ns: u64,
+    pub(crate) marked: bool,
 }
 
 /// Events in order of time, and what they mean.
 #[derive(Default)]
-pub(super) struct History {
-    pub(super) events: Vec<Event>,
+pub(crate) struct History {
+    pub(crate) events: Vec<Event>,
     /// By (request id, index).
-    pub(super) tokens: BTreeMap<(String, u32), TrueToken>,
-    pub(super) steps: Vec<TrueStep>,
+    pub(crate) tokens: BTreeMap<(String, u32), TrueToken>,
+    pub(crate) steps: Vec<TrueStep>,
     /// Received, end and delivered tokens by request id.
-    pub(super) requests: BTreeMap<String, (u64, u64, u32)>,
+    pub(crate) requests: BTreeMap<String, (u64, u64, u32)>,
 }
 
 struct Running {
@@ -224,7 +224,7 @@ struct Server<'a> {
 }
 
 /// Runs the server over its plan.
-pub(super) fn run(plan: &Plan) -> History {
+pub(crate) fn run(plan: &Plan) -> History {
     let mut server = Server {
         plan,
         random: Random(plan.seed),

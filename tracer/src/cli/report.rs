@@ -1,0 +1,275 @@
+//! `tracer report`: what a capture says about latency, on one page.
+
+mod summary;
+
+use std::fmt::Write as _;
+use std::io::{IsTerminal, Write as _};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use super::table::{Side, Style, Table, WIDTH, cut};
+use super::units::{clean, count, duration, offset};
+use crate::capture::Capture;
+use crate::timeline::rows::Unmatched;
+use summary::{LatencyRow, LedgerLine, SlowToken, Summary};
+
+/// Show latencies, the slowest tokens and what was lost
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  tracer report trace
+  tracer report trace --slowest 50
+  tracer report trace --json | jq '.latencies[] | {name, p99_ns}'
+
+A quantile is printed only where at least ten samples lie beyond it. Next: tracer request DIR ID")]
+pub(crate) struct Args {
+    /// Folder of the capture
+    capture: PathBuf,
+    /// How many of the slowest tokens to list
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    slowest: usize,
+    /// Print as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    let tables = Capture::open(&args.capture)?.tables()?;
+    let summary = Summary::new(&tables, args.slowest);
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        serde_json::to_writer_pretty(&mut out, &summary)?;
+        writeln!(out)?;
+    } else {
+        out.write_all(text(&summary, style_of_stdout()).as_bytes())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Colour on a terminal, unless NO_COLOR is set.
+pub(super) fn style_of_stdout() -> Style {
+    let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    Style { color: std::io::stdout().is_terminal() && !refused }
+}
+
+/// The page, at most 100 columns wide.
+fn text(summary: &Summary, style: Style) -> String {
+    let mut out = String::new();
+    header(summary, style, &mut out);
+    section("Latency", style, &mut out);
+    out.push_str(&latencies(summary).render(style));
+    doubts(summary, style, &mut out);
+    section("Counts", style, &mut out);
+    counts(summary, &mut out);
+    if !summary.slowest_tokens.is_empty() {
+        section("Slowest tokens", style, &mut out);
+        out.push_str(&slowest(summary).render(style));
+    }
+    section("Ledger", style, &mut out);
+    ledger(summary, style, &mut out);
+    out
+}
+
+fn section(title: &str, style: Style, out: &mut String) {
+    let _ = writeln!(out, "\n{}", style.heading(title));
+}
+
+fn header(summary: &Summary, style: Style, out: &mut String) {
+    let recording = &summary.recording;
+    let engines =
+        if recording.engines.is_empty() { "no engine".into() } else { recording.engines.join(", ") };
+    let title = format!("{} ({})", clean(&recording.target, 60), clean(&engines, 30));
+    let badge = if recording.simulated_gpu { "  simulated GPU" } else { "" };
+    let _ = writeln!(out, "{}{}", style.heading(&cut(&title, WIDTH - 16)), style.note(badge));
+    let when = recording.started_at.as_deref().unwrap_or("unknown time");
+    let line = format!(
+        "  {} from {when} on {}, tracer {}",
+        duration(recording.duration_ns),
+        clean(&recording.host, 40),
+        clean(&recording.tracer_version, 20)
+    );
+    let _ = writeln!(out, "{}", cut(&line, WIDTH));
+    let gpu = &summary.gpu_times;
+    let bound = match (gpu.median_bound_ns, gpu.max_bound_ns) {
+        (Some(median), Some(max)) => format!("; bound {} (worst {})", duration(median), duration(max)),
+        _ => String::new(),
+    };
+    let simulated = if recording.simulated_gpu { " (simulated GPU)" } else { "" };
+    let steps = match gpu.source {
+        "partly injected" => format!(" for {} of {} steps", gpu.steps_injected, summary.counts.steps),
+        _ => String::new(),
+    };
+    let _ = writeln!(out, "  GPU times: {}{steps}{simulated}{bound}", gpu.source);
+    if !recording.complete {
+        let warning = "  The recorder did not end by itself: the end of the recording may be missing.";
+        let _ = writeln!(out, "{}", style.alarm(warning));
+    }
+}
+
+fn latencies(summary: &Summary) -> Table {
+    use Side::{Left, Right};
+    let mut table = Table::new([
+        ("", Left),
+        ("n", Right),
+        ("p50", Right),
+        ("p90", Right),
+        ("p99", Right),
+        ("p99.9", Right),
+        ("max", Right),
+        ("from → to", Left),
+    ]);
+    for row in &summary.latencies {
+        let cell = |q: f64, value: Option<u64>| quantile_cell(row, q, value);
+        table.push([
+            row.name.into(),
+            count(row.n),
+            cell(0.5, row.p50_ns),
+            cell(0.9, row.p90_ns),
+            cell(0.99, row.p99_ns),
+            cell(0.999, row.p999_ns),
+            cell(1.0, row.max_ns),
+            row.origin.into(),
+        ]);
+    }
+    table
+}
+
+/// `~` before what a loss could have moved; a dash where there are too few samples.
+fn quantile_cell(row: &LatencyRow, q: f64, value: Option<u64>) -> String {
+    let doubtful = row.doubtful_from.is_some_and(|from| q >= from);
+    match value {
+        Some(ns) => format!("{}{}", if doubtful { "~" } else { "" }, duration(ns)),
+        None => "–".into(),
+    }
+}
+
+fn doubts(summary: &Summary, style: Style, out: &mut String) {
+    if summary.latencies.iter().any(|row| row.n > 0 && has_gap(row)) {
+        let _ =
+            writeln!(out, "{}", style.faint("  – too few samples: fewer than ten lie beyond that quantile"));
+    }
+    for row in summary.latencies.iter().filter(|row| row.n > 0 && row.doubtful_from.is_some()) {
+        let line =
+            format!("  ~ {}: up to {} samples were lost, enough to move this", row.name, count(row.lost));
+        let _ = writeln!(out, "{}", style.alarm(&line));
+    }
+}
+
+fn has_gap(row: &LatencyRow) -> bool {
+    [row.p50_ns, row.p90_ns, row.p99_ns, row.p999_ns].contains(&None)
+}
+
+fn counts(summary: &Summary, out: &mut String) {
+    let counts = &summary.counts;
+    let mut requests = format!("  {} requests", count(counts.requests));
+    let parts = [
+        (counts.requests_running, "still running"),
+        (counts.requests_cancelled, "cancelled"),
+        (counts.requests_failed, "failed"),
+    ];
+    let parts: Vec<String> =
+        parts.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{} {what}", count(*n))).collect();
+    if !parts.is_empty() {
+        let _ = write!(requests, " ({})", parts.join(", "));
+    }
+    if counts.requests_unknown > 0 {
+        let _ = write!(requests, ", {} more from before the recording", count(counts.requests_unknown));
+    }
+    let _ = writeln!(out, "{requests}");
+    let rate = counts.tokens_per_second.map_or(String::new(), |rate| format!(" ({rate:.1} per second)"));
+    let _ = writeln!(out, "  {} tokens{rate}", count(counts.tokens));
+    let batch =
+        counts.mean_batch.map_or(String::new(), |batch| format!(", {batch:.1} requests in a batch (mean)"));
+    let _ = writeln!(
+        out,
+        "  {} steps in {} iterations{batch}; {} process{}",
+        count(counts.steps),
+        count(counts.iterations),
+        count(counts.processes),
+        if counts.processes == 1 { "" } else { "es" }
+    );
+}
+
+fn slowest(summary: &Summary) -> Table {
+    use Side::{Left, Right};
+    let mut table = Table::new([
+        ("latency", Right),
+        ("", Left),
+        ("request", Left),
+        ("token", Right),
+        ("delivered", Right),
+        ("batch", Right),
+        ("step", Right),
+        ("rest", Right),
+        ("waited longest for", Left),
+    ]);
+    for token in &summary.slowest_tokens {
+        let optional = |value: Option<u64>| value.map_or("–".into(), duration);
+        let rest = token.parts.map(|parts| parts.before_ns + parts.after_ns);
+        table.push([
+            duration(token.latency_ns),
+            token.latency.into(),
+            name_of(token),
+            token_name(token),
+            offset(token.delivered_ns, summary.recording.started_ns),
+            token.batch.map_or("–".into(), |n| format!("{n}{}", if token.prefill { " P" } else { "" })),
+            optional(token.step_duration_ns),
+            optional(rest),
+            token.waited_for.into(),
+        ]);
+    }
+    table
+}
+
+fn name_of(token: &SlowToken) -> String {
+    match token.request_id.as_deref() {
+        Some("") => format!("#{}", token.request),
+        Some(id) => clean(id, 20),
+        None => "(unknown)".into(),
+    }
+}
+
+fn token_name(token: &SlowToken) -> String {
+    if token.choice == 0 { token.index.to_string() } else { format!("{}/{}", token.choice, token.index) }
+}
+
+fn ledger(summary: &Summary, style: Style, out: &mut String) {
+    let is_unmatched = |line: &&LedgerLine| Unmatched::ALL.iter().any(|kind| kind.name() == line.name);
+    let seen: Vec<&LedgerLine> = summary.ledger.iter().filter(|line| line.count > 0).collect();
+    let (losses, others): (Vec<&LedgerLine>, Vec<&LedgerLine>) = seen.into_iter().partition(|line| line.loss);
+    let (unmatched, others): (Vec<_>, Vec<_>) = others.into_iter().partition(is_unmatched);
+    if !summary.has_loss() {
+        let _ = writeln!(out, "  nothing lost");
+    }
+    for line in losses {
+        let text = format!("  LOST       {:>12}  {}", count(line.count), clean(&line.name, 60));
+        let _ = writeln!(out, "{}", style.alarm(&text));
+    }
+    for line in unmatched {
+        let text = format!("  unmatched  {:>12}  {}", count(line.count), clean(&line.name, 60));
+        let _ = writeln!(out, "{}", style.note(&text));
+    }
+    let others = others.iter().map(|line| format!("{} {}", clean(&line.name, 60), count(line.count)));
+    for line in wrap(others, WIDTH - 2) {
+        let _ = writeln!(out, "{}", style.faint(&format!("  {line}")));
+    }
+}
+
+/// Joins items by ` · ` into lines.
+fn wrap(items: impl Iterator<Item = String>, width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for item in items {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 3 + item.chars().count() <= width => {
+                line.push_str(" · ");
+                line.push_str(&item);
+            }
+            _ => lines.push(cut(&item, width)),
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests;

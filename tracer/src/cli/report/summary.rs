@@ -1,0 +1,321 @@
+//! What a report says, before it is text or JSON.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use serde::Serialize;
+
+use crate::cli::parts::Parts;
+use crate::cli::units::{date_time, hex};
+use crate::event::ProcessId;
+use crate::latency::{Latencies, Latency};
+use crate::timeline::rows::{Request, Step, Token, Unmatched};
+use crate::timeline::tables::{LedgerRow, Meta, Tables};
+
+/// Share of the samples beyond a quantile that, if lost, makes it doubtful.
+const DOUBT: f64 = 0.1;
+
+/// `tracer report`, as printed with `--json`. Times are ns; `_ns` without more are durations.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Summary {
+    pub(crate) schema: &'static str,
+    pub(crate) recording: Recording,
+    pub(crate) gpu_times: GpuTimes,
+    pub(crate) latencies: Vec<LatencyRow>,
+    pub(crate) counts: Counts,
+    pub(crate) slowest_tokens: Vec<SlowToken>,
+    pub(crate) ledger: Vec<LedgerLine>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Recording {
+    pub(crate) tracer_version: String,
+    pub(crate) host: String,
+    pub(crate) target: String,
+    pub(crate) engines: Vec<String>,
+    /// UTC; `null` when not known.
+    pub(crate) started_at: Option<String>,
+    /// CLOCK_MONOTONIC.
+    pub(crate) started_ns: u64,
+    pub(crate) duration_ns: u64,
+    pub(crate) simulated_gpu: bool,
+    pub(crate) complete: bool,
+}
+
+/// Where completion times come from.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct GpuTimes {
+    /// `injected` (CUDA events), `host-observed` (host waits), `partly injected`, or `none`.
+    pub(crate) source: &'static str,
+    pub(crate) steps_injected: u64,
+    pub(crate) steps_host_observed: u64,
+    /// Of the injected ones: what they are right within.
+    pub(crate) median_bound_ns: Option<u64>,
+    pub(crate) max_bound_ns: Option<u64>,
+}
+
+/// One row of the latency table; a quantile is `null` where fewer than ten samples lie beyond it.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct LatencyRow {
+    pub(crate) name: &'static str,
+    pub(crate) origin: &'static str,
+    pub(crate) n: u64,
+    pub(crate) p50_ns: Option<u64>,
+    pub(crate) p90_ns: Option<u64>,
+    pub(crate) p99_ns: Option<u64>,
+    pub(crate) p999_ns: Option<u64>,
+    pub(crate) max_ns: Option<u64>,
+    pub(crate) mean_ns: Option<f64>,
+    /// Samples that are known to be lost, at most.
+    pub(crate) lost: u64,
+    /// From this quantile on, the loss could have moved them; `null`: none.
+    pub(crate) doubtful_from: Option<f64>,
+}
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Counts {
+    pub(crate) requests: u64,
+    pub(crate) requests_running: u64,
+    pub(crate) requests_cancelled: u64,
+    pub(crate) requests_failed: u64,
+    /// Requests that began before the recording.
+    pub(crate) requests_unknown: u64,
+    pub(crate) tokens: u64,
+    pub(crate) steps: u64,
+    pub(crate) iterations: u64,
+    pub(crate) processes: u64,
+    pub(crate) mean_batch: Option<f64>,
+    pub(crate) tokens_per_second: Option<f64>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct SlowToken {
+    /// Key of the request in this capture.
+    pub(crate) request: u64,
+    /// As the client named it; `null`: its begin was not seen.
+    pub(crate) request_id: Option<String>,
+    pub(crate) trace_id: Option<String>,
+    pub(crate) choice: u32,
+    pub(crate) index: u32,
+    /// `ttft` or `itl`.
+    pub(crate) latency: &'static str,
+    pub(crate) latency_ns: u64,
+    /// CLOCK_MONOTONIC.
+    pub(crate) delivered_ns: u64,
+    pub(crate) step: Option<u64>,
+    pub(crate) batch: Option<u64>,
+    pub(crate) prefill: bool,
+    pub(crate) step_duration_ns: Option<u64>,
+    pub(crate) parts: Option<Parts>,
+    /// The longest part.
+    pub(crate) waited_for: &'static str,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct LedgerLine {
+    pub(crate) name: String,
+    pub(crate) count: u64,
+    pub(crate) loss: bool,
+    /// By process, where it was counted so.
+    pub(crate) processes: Vec<(u32, u64)>,
+}
+
+impl Summary {
+    /// The `slowest` tokens with the longest latency, the first token of a request included.
+    pub(crate) fn new(tables: &Tables, slowest: usize) -> Self {
+        let mut latencies = Latencies::default();
+        tables.tokens.iter().for_each(|token| latencies.add_token(token));
+        tables.steps.iter().for_each(|step| latencies.add_step(step));
+        tables.requests.iter().for_each(|request| latencies.add_request(request));
+        let gpu_times = GpuTimes::new(&tables.steps);
+        let row = |latency| LatencyRow {
+            origin: origin(latency, gpu_times.source),
+            ..latency_row(latency, &latencies, &tables.ledger)
+        };
+        Self {
+            schema: "tracer.report/1",
+            recording: Recording::new(&tables.meta),
+            latencies: Latency::ALL.into_iter().map(row).collect(),
+            gpu_times,
+            counts: Counts::new(tables),
+            slowest_tokens: slowest_tokens(tables, slowest),
+            ledger: ledger(&tables.ledger),
+        }
+    }
+
+    /// Whether anything is known to be missing.
+    pub(crate) fn has_loss(&self) -> bool {
+        self.ledger.iter().any(|line| line.loss && line.count > 0)
+    }
+}
+
+impl Recording {
+    fn new(meta: &Meta) -> Self {
+        Self {
+            tracer_version: meta.tracer_version.clone(),
+            host: meta.host.clone(),
+            target: meta.target.clone(),
+            engines: meta.engines.clone(),
+            started_at: date_time(meta.started_realtime_ns),
+            started_ns: meta.started_ns,
+            duration_ns: meta.ended_ns.saturating_sub(meta.started_ns),
+            simulated_gpu: meta.simulated,
+            complete: meta.complete,
+        }
+    }
+}
+
+impl GpuTimes {
+    fn new(steps: &[Step]) -> Self {
+        let mut bounds: Vec<u64> = steps.iter().filter_map(|step| Some(step.gpu?.bound_ns)).collect();
+        bounds.sort_unstable();
+        let injected = bounds.len() as u64;
+        let observed =
+            steps.iter().filter(|step| step.gpu.is_none() && step.observed_end_ns.is_some()).count() as u64;
+        let source = match (injected, observed) {
+            (0, 0) => "none",
+            (0, _) => "host-observed",
+            (_, 0) => "injected",
+            _ => "partly injected",
+        };
+        Self {
+            source,
+            steps_injected: injected,
+            steps_host_observed: observed,
+            median_bound_ns: bounds.get(bounds.len() / 2).copied(),
+            max_bound_ns: bounds.last().copied(),
+        }
+    }
+}
+
+impl Counts {
+    fn new(tables: &Tables) -> Self {
+        use tracer_abi::mark::{FINISH_CANCELLED, FINISH_ERROR};
+        let of = |condition: &dyn Fn(&Request) -> bool| {
+            tables.requests.iter().filter(|request| condition(request)).count() as u64
+        };
+        let tokens = tables.tokens.len() as u64;
+        let seconds = tables.meta.ended_ns.saturating_sub(tables.meta.started_ns) as f64 / 1e9;
+        let batches = tables.iterations.len() as f64;
+        let slots: f64 = tables.iterations.iter().map(|iteration| f64::from(iteration.requests)).sum();
+        let unknown = tables.ledger.iter().filter(|row| row.name == Unmatched::UnknownRequest.name());
+        Self {
+            requests: tables.requests.len() as u64,
+            requests_running: of(&|request| request.end_ns.is_none()),
+            requests_cancelled: of(&|request| request.finish_reason == FINISH_CANCELLED),
+            requests_failed: of(&|request| request.finish_reason == FINISH_ERROR),
+            requests_unknown: unknown.map(|row| row.count).sum(),
+            tokens,
+            steps: tables.steps.len() as u64,
+            iterations: tables.iterations.len() as u64,
+            processes: processes(tables),
+            mean_batch: (batches > 0.0).then(|| slots / batches),
+            tokens_per_second: (seconds > 0.0).then(|| tokens as f64 / seconds),
+        }
+    }
+}
+
+fn processes(tables: &Tables) -> u64 {
+    let steps = tables.steps.iter().map(|step| step.process);
+    let requests = tables.requests.iter().map(|request| request.process);
+    steps.chain(requests).collect::<BTreeSet<ProcessId>>().len() as u64
+}
+
+/// What this recording measured a latency by.
+fn origin(latency: Latency, gpu_times: &str) -> &'static str {
+    match (latency, gpu_times) {
+        (Latency::Step, "injected") => "enqueue → GPU end (injected)",
+        (Latency::Step, "host-observed") => "enqueue → host wait returns (probes)",
+        (Latency::GpuSpan, "host-observed" | "none") => "host-observed only: no GPU times",
+        _ => latency.origin(),
+    }
+}
+
+fn latency_row(latency: Latency, latencies: &Latencies, ledger: &[LedgerRow]) -> LatencyRow {
+    let distribution = latencies.get(latency);
+    let quantile = |q| distribution.quantile(q).value();
+    let n = distribution.count();
+    let lost =
+        ledger.iter().filter(|row| row.loss && concerns(&row.name, latency)).map(|row| row.count).sum();
+    let is_doubtful = |q: &f64| lost as f64 > DOUBT * n as f64 * (1.0 - q);
+    LatencyRow {
+        name: latency.name(),
+        origin: latency.origin(),
+        n,
+        p50_ns: quantile(0.5),
+        p90_ns: quantile(0.9),
+        p99_ns: quantile(0.99),
+        p999_ns: quantile(0.999),
+        max_ns: distribution.max(),
+        mean_ns: distribution.mean(),
+        lost,
+        doubtful_from: [0.5, 0.9, 0.99, 0.999, 1.0].into_iter().find(|q| lost > 0 && is_doubtful(q)),
+    }
+}
+
+/// Whether a loss that the ledger names may have cost samples of this latency. What is not known may have.
+fn concerns(name: &str, latency: Latency) -> bool {
+    const BULK: [&str; 3] = ["bulk_dropped", "sleepers_full", "user_stack_failed"];
+    let of_steps = matches!(latency, Latency::Step | Latency::GpuSpan);
+    match Unmatched::ALL.into_iter().find(|kind| kind.name() == name) {
+        Some(Unmatched::TokenNotDelivered) => !of_steps,
+        Some(Unmatched::BatchWithoutStep) => of_steps,
+        Some(Unmatched::GpuSpanWithoutStep | Unmatched::StepWithoutGpuSpan | Unmatched::GpuSpanUnaligned) => {
+            latency == Latency::GpuSpan
+        }
+        // Bytes are no samples; the report says that the end is missing.
+        _ => !BULK.contains(&name) && !name.starts_with("torn_bytes"),
+    }
+}
+
+fn slowest_tokens(tables: &Tables, most: usize) -> Vec<SlowToken> {
+    let mut tokens: Vec<(u64, &Token)> =
+        tables.tokens.iter().filter_map(|token| Some((token.latency_ns?, token))).collect();
+    tokens.sort_by_key(|(ns, token)| (std::cmp::Reverse(*ns), token.request, token.choice, token.index));
+    tokens.truncate(most);
+    let steps: HashMap<u64, &Step> = tables.steps.iter().map(|step| (step.id, step)).collect();
+    let requests: HashMap<u64, &Request> =
+        tables.requests.iter().map(|request| (request.id, request)).collect();
+    let slow = |(latency_ns, token): (u64, &Token)| {
+        let step = token.step.and_then(|id| steps.get(&id)).copied();
+        let request = requests.get(&token.request);
+        let parts = step.and_then(|step| Parts::of(token, step));
+        SlowToken {
+            request: token.request,
+            request_id: request.map(|request| request.request_id.clone()),
+            trace_id: request.and_then(|request| request.trace_id).map(|id| hex(&id)),
+            choice: token.choice,
+            index: token.index,
+            latency: if token.index == 0 { Latency::Ttft.name() } else { Latency::Itl.name() },
+            latency_ns,
+            delivered_ns: token.delivered_ns,
+            step: token.step,
+            batch: step.map(|step| step.slots.len() as u64),
+            prefill: token.prefill,
+            step_duration_ns: step.and_then(Step::duration_ns),
+            parts,
+            waited_for: parts.map_or("unknown: its step was not matched", |parts| parts.longest()),
+        }
+    };
+    tokens.into_iter().map(slow).collect()
+}
+
+/// By name, losses first, each in order of its count.
+fn ledger(rows: &[LedgerRow]) -> Vec<LedgerLine> {
+    let mut lines: BTreeMap<&str, LedgerLine> = BTreeMap::new();
+    for row in rows {
+        let line = lines.entry(&row.name).or_insert_with(|| LedgerLine {
+            name: row.name.clone(),
+            count: 0,
+            loss: false,
+            processes: Vec::new(),
+        });
+        line.count += row.count;
+        line.loss |= row.loss;
+        if let Some(process) = row.process {
+            line.processes.push((process.tgid, row.count));
+        }
+    }
+    let mut lines: Vec<LedgerLine> = lines.into_values().collect();
+    lines.sort_by_key(|line| (!line.loss, std::cmp::Reverse(line.count)));
+    lines
+}

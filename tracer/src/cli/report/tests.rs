@@ -1,0 +1,116 @@
+use super::*;
+use crate::cli::testing::tables;
+use crate::event::ProcessId;
+use crate::timeline::tables::{LedgerRow, Tables};
+
+fn page(tables: &Tables) -> String {
+    let text = text(&Summary::new(tables, 10), Style::default());
+    println!("{text}");
+    assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
+    text
+}
+
+fn lose(tables: &mut Tables, name: &str, count: u64) {
+    let process = Some(ProcessId { tgid: 10, start_ticks: 1 });
+    tables.ledger.push(LedgerRow { process, name: name.into(), count, loss: true });
+}
+
+#[test]
+fn a_page() {
+    let tables = tables();
+    let text = page(&tables);
+    for part in [
+        "comm server (tensorrt)  simulated GPU",
+        "2026-11-30T00:53:20.000Z on node-1",
+        "GPU times: injected (simulated GPU); bound 1 ns (worst 1 ns)",
+        "40 requests\n",
+        "1 000 tokens",
+        "nothing lost",
+        "vital_written 12 345",
+        "waited longest for",
+    ] {
+        assert!(text.contains(part), "{part}\n{text}");
+    }
+    // 960 gaps: p90 is honest, p99 and p99.9 are not; 40 first tokens: only the median.
+    let line = |name: &str| text.lines().find(|line| line.trim_start().starts_with(name)).unwrap().to_owned();
+    assert_eq!(line("itl").matches('–').count(), 2, "{text}");
+    assert_eq!(line("ttft").matches('–').count(), 3, "{text}");
+    assert!(!text.contains('~') && !text.contains("LOST"));
+}
+
+#[test]
+fn losses_come_first_and_what_they_could_move_is_marked() {
+    let mut tables = tables();
+    tables.ledger.push(LedgerRow { process: None, name: "unknown_request".into(), count: 3, loss: false });
+    lose(&mut tables, "token_not_delivered", 20);
+    let text = page(&tables);
+    let ledger: Vec<&str> = text.split("Ledger\n").nth(1).unwrap().lines().collect();
+    assert!(ledger[0].contains("LOST") && ledger[0].contains("token_not_delivered"), "{text}");
+    assert!(ledger[1].contains("unmatched") && ledger[1].contains("unknown_request"), "{text}");
+    let line = |name: &str| text.lines().find(|line| line.trim_start().starts_with(name)).unwrap().to_owned();
+    // 20 of 960: enough for p90 and beyond, not for the median.
+    assert_eq!(line("itl").matches('~').count(), 2, "{text}");
+    assert_eq!(line("step").matches('~').count(), 0, "{text}");
+    assert!(text.contains("3 more from before the recording"));
+}
+
+#[test]
+fn losses_of_the_bulk_ring_move_no_latency_and_unknown_ones_may_move_all() {
+    let mut tables = tables();
+    lose(&mut tables, "bulk_dropped", 1_000_000);
+    let summary = Summary::new(&tables, 0);
+    assert!(summary.has_loss());
+    assert!(summary.latencies.iter().all(|row| row.lost == 0 && row.doubtful_from.is_none()));
+    lose(&mut tables, "something_new", 1_000_000);
+    assert!(Summary::new(&tables, 0).latencies.iter().all(|row| row.doubtful_from == Some(0.5)));
+}
+
+#[test]
+fn hostile_names_and_an_empty_capture_do_no_harm() {
+    let mut tables = tables();
+    tables.meta.complete = false;
+    tables.meta.target = "\x1b]0;evil\x07".repeat(40);
+    for request in &mut tables.requests {
+        request.request_id = "\x1b[31m\u{202e}".repeat(1000);
+    }
+    let text = page(&tables);
+    assert!(!text.contains('\x1b') && !text.contains('\u{202e}'));
+    assert!(text.contains("did not end by itself"));
+    let empty = page(&Tables::default());
+    assert!(empty.contains("0 requests") && empty.contains("no engine"), "{empty}");
+}
+
+#[test]
+fn without_injected_times_the_page_says_so() {
+    let mut tables = tables();
+    tables.steps.iter_mut().for_each(|step| step.gpu = None);
+    let text = page(&tables);
+    assert!(text.contains("GPU times: host-observed (simulated GPU)"), "{text}");
+    assert!(text.contains("enqueue → host wait returns") && text.contains("host-observed only"), "{text}");
+    tables.steps[0].gpu = super::super::testing::tables().steps[0].gpu;
+    assert!(page(&tables).contains("partly injected for 1 of"));
+}
+
+#[test]
+fn json() {
+    let json = serde_json::to_value(Summary::new(&tables(), 3)).unwrap();
+    assert_eq!(json["schema"], "tracer.report/1");
+    assert_eq!(json["slowest_tokens"].as_array().unwrap().len(), 3);
+    assert_eq!(json["latencies"][0]["name"], "ttft");
+    assert!(json["latencies"][0]["p50_ns"].is_u64() && json["latencies"][0]["p99_ns"].is_null());
+    assert_eq!(json["recording"]["simulated_gpu"], true);
+    let sorted: Vec<u64> = json["slowest_tokens"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|t| t["latency_ns"].as_u64().unwrap())
+        .collect();
+    assert!(sorted.is_sorted_by(|a, b| a >= b));
+}
+
+#[test]
+fn colour_only_where_asked() {
+    let summary = Summary::new(&tables(), 3);
+    assert!(text(&summary, Style { color: true }).contains("\x1b[1m"));
+    assert!(!text(&summary, Style::default()).contains('\x1b'));
+}

@@ -1,0 +1,388 @@
+//! `tracer request`: one request's tokens on a text timeline.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use serde::Serialize;
+use tracer_abi::mark::{FINISH_CANCELLED, FINISH_ERROR, FINISH_LENGTH, FINISH_STOP};
+
+use super::parts::Parts;
+use super::report::style_of_stdout;
+use super::table::{Side, Style, Table, WIDTH, cut};
+use super::units::{clean, count, duration, hex, offset};
+use crate::capture::Capture;
+use crate::timeline::rows::{Request, Step, Token};
+use crate::timeline::tables::Tables;
+
+/// Columns of a token's bar.
+const BAR: usize = 34;
+/// Most names that a message suggests.
+const SUGGESTIONS: usize = 5;
+
+/// Show where the time of one request's tokens went
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  tracer request trace req-7f3a
+  tracer request trace 4bf92f3577b34da6a3ce929d0e0e4736
+  tracer request trace '#17'
+
+ID is what the client sent (X-Request-ID), a trace id, or # and the number that the report shows.")]
+pub(crate) struct Args {
+    /// Folder of the capture
+    capture: PathBuf,
+    /// The request
+    id: String,
+    /// Print as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    let tables = Capture::open(&args.capture)?.tables()?;
+    let found = find(&tables, &args.id);
+    if found.is_empty() {
+        bail!(not_found(&tables, &args.id, &args.capture.display().to_string()));
+    }
+    let lives: Vec<Life> = found.iter().map(|request| Life::new(&tables, request)).collect();
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        serde_json::to_writer_pretty(&mut out, &Document::new(&tables, &lives))?;
+        writeln!(out)?;
+    } else {
+        for life in &lives {
+            out.write_all(text(&tables, life, style_of_stdout()).as_bytes())?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Requests of this name; several when a client used an id again.
+fn find<'a>(tables: &'a Tables, id: &str) -> Vec<&'a Request> {
+    let number = id.strip_prefix('#').and_then(|number| number.parse::<u64>().ok());
+    let is_it = |request: &&Request| {
+        number == Some(request.id)
+            || (!id.is_empty() && request.request_id == id)
+            || request.trace_id.is_some_and(|trace| hex(&trace).eq_ignore_ascii_case(id))
+    };
+    let mut found: Vec<&Request> = tables.requests.iter().filter(is_it).collect();
+    found.sort_by_key(|request| request.received_ns);
+    found
+}
+
+fn not_found(tables: &Tables, id: &str, capture: &str) -> String {
+    let mut message = format!("no request `{}` in {capture}", clean(id, 80));
+    let close = |request: &&Request| !id.is_empty() && request.request_id.contains(id);
+    let mut names: Vec<String> =
+        tables.requests.iter().filter(close).map(|request| clean(&request.request_id, 80)).collect();
+    names.sort();
+    names.dedup();
+    let more = names.len().saturating_sub(SUGGESTIONS);
+    names.truncate(SUGGESTIONS);
+    if !names.is_empty() {
+        let _ = write!(message, "; there are: {}", names.join(", "));
+        if more > 0 {
+            let _ = write!(message, " and {more} more");
+        }
+    }
+    let _ = write!(message, "; `tracer report {capture}` names the slowest ones");
+    message
+}
+
+/// A request with its tokens.
+struct Life<'a> {
+    request: &'a Request,
+    tokens: Vec<Piece<'a>>,
+}
+
+/// A token with its step and what it waited for.
+struct Piece<'a> {
+    token: &'a Token,
+    step: Option<&'a Step>,
+    parts: Option<Parts>,
+}
+
+impl<'a> Life<'a> {
+    fn new(tables: &'a Tables, request: &'a Request) -> Self {
+        let mut tokens: Vec<&Token> =
+            tables.tokens.iter().filter(|token| token.request == request.id).collect();
+        tokens.sort_by_key(|token| (token.choice, token.index));
+        let steps: HashMap<u64, &Step> = tables.steps.iter().map(|step| (step.id, step)).collect();
+        let piece = |token: &'a Token| {
+            let step = token.step.and_then(|id| steps.get(&id)).copied();
+            Piece { token, step, parts: step.and_then(|step| Parts::of(token, step)) }
+        };
+        Self { request, tokens: tokens.into_iter().map(piece).collect() }
+    }
+}
+
+fn text(tables: &Tables, life: &Life, style: Style) -> String {
+    let mut out = String::new();
+    header(tables, life.request, style, &mut out);
+    if life.tokens.is_empty() {
+        out.push_str("  no token was seen\n\n");
+        return out;
+    }
+    out.push_str(&timeline(life).render(style));
+    let legend = "· before its step   = its step, host side   # GPU   - delivery; token 0 on its own scale";
+    let _ = writeln!(out, "{}\n", style.faint(&format!("  {legend}")));
+    out
+}
+
+fn header(tables: &Tables, request: &Request, style: Style, out: &mut String) {
+    let name = if request.request_id.is_empty() { "(no id)".into() } else { clean(&request.request_id, 60) };
+    let badge = if tables.meta.simulated { "  simulated GPU" } else { "" };
+    let title = format!("request {name}  #{}", request.id);
+    let _ = writeln!(out, "{}{}", style.heading(&cut(&title, WIDTH - 16)), style.note(badge));
+    let mut facts = vec![format!("received {}", offset(request.received_ns, tables.meta.started_ns))];
+    facts.extend(request.prompt_tokens.map(|n| format!("prompt {} tokens", count(n.into()))));
+    facts.push(match request.declared_tokens {
+        Some(declared) => format!("{} of {declared} tokens seen", request.tokens),
+        None => format!("{} tokens seen", request.tokens),
+    });
+    facts.push(finish(request).into());
+    facts.extend((!request.model.is_empty()).then(|| clean(&request.model, 30)));
+    facts
+        .extend((!request.tenant_id.is_empty()).then(|| format!("tenant {}", clean(&request.tenant_id, 30))));
+    let _ = writeln!(out, "{}", cut(&format!("  {}", facts.join(" · ")), WIDTH));
+    let e2e = request.end_ns.and_then(|end| end.checked_sub(request.received_ns));
+    let shown = |name: &str, ns: Option<u64>| format!("{name} {}", ns.map_or("–".into(), duration));
+    let tpot = request.tpot_ns.map(|ns| ns.round() as u64);
+    let latencies = [shown("ttft", request.ttft_ns), shown("tpot", tpot), shown("e2e", e2e)];
+    let _ = writeln!(out, "  {} (source: {})", latencies.join(" · "), request.source.name());
+    if let Some(trace) = request.trace_id {
+        let _ = writeln!(out, "  trace {}", hex(&trace));
+    }
+    out.push('\n');
+}
+
+fn finish(request: &Request) -> &'static str {
+    match (request.end_ns, request.finish_reason) {
+        (None, _) => "still running",
+        (_, FINISH_STOP) => "finished: stop",
+        (_, FINISH_LENGTH) => "finished: length",
+        (_, FINISH_CANCELLED) => "cancelled",
+        (_, FINISH_ERROR) => "failed",
+        _ => "finished",
+    }
+}
+
+fn timeline(life: &Life) -> Table {
+    use Side::{Left, Right};
+    let mut table = Table::new([
+        ("token", Right),
+        ("at", Right),
+        ("latency", Right),
+        ("step", Right),
+        ("took", Right),
+        ("batch", Right),
+        ("", Left),
+    ]);
+    let gaps = life.tokens.iter().filter(|piece| piece.token.index > 0);
+    let longest_gap = gaps.filter_map(|piece| piece.token.latency_ns).max().unwrap_or(0);
+    let mut expected = (0, 0);
+    for Piece { token, step, parts } in &life.tokens {
+        if token.choice != expected.0 {
+            expected = (token.choice, 0);
+        }
+        if token.index > expected.1 {
+            missing(&mut table, token.choice, expected.1, token.index - 1);
+        }
+        expected.1 = token.index.saturating_add(1);
+        let scale = if token.index == 0 { token.latency_ns.unwrap_or(0) } else { longest_gap };
+        let batch = step.map(|step| format!("{}{}", step.slots.len(), if token.prefill { " P" } else { "" }));
+        table.push([
+            index(token.choice, token.index),
+            duration(token.delivered_ns.saturating_sub(life.request.received_ns)),
+            token.latency_ns.map_or("–".into(), duration),
+            token.step.map_or("–".into(), |id| format!("#{id}")),
+            step.and_then(Step::duration_ns).map_or("–".into(), duration),
+            batch.unwrap_or_else(|| "–".into()),
+            bar(token, parts.as_ref(), scale),
+        ]);
+    }
+    table
+}
+
+fn index(choice: u32, index: u32) -> String {
+    if choice == 0 { index.to_string() } else { format!("{choice}/{index}") }
+}
+
+fn missing(table: &mut Table, choice: u32, from: u32, until: u32) {
+    let which =
+        if from == until { index(choice, from) } else { format!("{}–{until}", index(choice, from)) };
+    let dash = || "–".to_owned();
+    table.push([which, dash(), dash(), dash(), dash(), dash(), "not seen".into()]);
+}
+
+/// The token's parts in proportion, `scale` ns wide at most.
+fn bar(token: &Token, parts: Option<&Parts>, scale: u64) -> String {
+    let Some(latency) = token.latency_ns else { return String::new() };
+    let columns = |ns: u64| (ns as u128 * BAR as u128 / u128::from(scale.max(1))).min(BAR as u128) as usize;
+    let Some(parts) = parts else { return "?".repeat(columns(latency).max(1)) };
+    let mut out = String::new();
+    let mut until = 0;
+    // Edges are rounded, not widths: so the bar is as long as the latency.
+    for (ns, mark) in
+        [(parts.before_ns, "·"), (parts.step_ns, "="), (parts.gpu_ns, "#"), (parts.after_ns, "-")]
+    {
+        let from = columns(until);
+        until += ns;
+        out.push_str(&mark.repeat(columns(until) - from));
+    }
+    out
+}
+
+/// `tracer request --json`.
+#[derive(Serialize)]
+struct Document<'a> {
+    schema: &'static str,
+    simulated_gpu: bool,
+    requests: Vec<RequestDocument<'a>>,
+}
+
+#[derive(Serialize)]
+struct RequestDocument<'a> {
+    id: u64,
+    request_id: &'a str,
+    trace_id: Option<String>,
+    span_id: Option<String>,
+    tenant_id: &'a str,
+    model: &'a str,
+    pid: u32,
+    prompt_tokens: Option<u32>,
+    source: &'static str,
+    /// CLOCK_MONOTONIC.
+    received_ns: u64,
+    end_ns: Option<u64>,
+    finish: &'static str,
+    tokens_seen: u32,
+    tokens_declared: Option<u32>,
+    ttft_ns: Option<u64>,
+    tpot_ns: Option<f64>,
+    tokens: Vec<TokenDocument>,
+}
+
+#[derive(Serialize)]
+struct TokenDocument {
+    choice: u32,
+    index: u32,
+    /// CLOCK_MONOTONIC.
+    delivered_ns: u64,
+    latency_ns: Option<u64>,
+    iteration: Option<u64>,
+    step: Option<u64>,
+    step_duration_ns: Option<u64>,
+    batch: Option<usize>,
+    prefill: bool,
+    parts: Option<Parts>,
+}
+
+impl<'a> Document<'a> {
+    fn new(tables: &Tables, lives: &'a [Life<'a>]) -> Self {
+        Self {
+            schema: "tracer.request/1",
+            simulated_gpu: tables.meta.simulated,
+            requests: lives.iter().map(RequestDocument::new).collect(),
+        }
+    }
+}
+
+impl<'a> RequestDocument<'a> {
+    fn new(life: &'a Life<'a>) -> Self {
+        let request = life.request;
+        Self {
+            id: request.id,
+            request_id: &request.request_id,
+            trace_id: request.trace_id.map(|id| hex(&id)),
+            span_id: request.span_id.map(|id| hex(&id)),
+            tenant_id: &request.tenant_id,
+            model: &request.model,
+            pid: request.process.tgid,
+            prompt_tokens: request.prompt_tokens,
+            source: request.source.name(),
+            received_ns: request.received_ns,
+            end_ns: request.end_ns,
+            finish: finish(request),
+            tokens_seen: request.tokens,
+            tokens_declared: request.declared_tokens,
+            ttft_ns: request.ttft_ns,
+            tpot_ns: request.tpot_ns,
+            tokens: life.tokens.iter().map(TokenDocument::new).collect(),
+        }
+    }
+}
+
+impl TokenDocument {
+    fn new(piece: &Piece) -> Self {
+        let Piece { token, step, parts } = piece;
+        Self {
+            choice: token.choice,
+            index: token.index,
+            delivered_ns: token.delivered_ns,
+            latency_ns: token.latency_ns,
+            iteration: token.iteration,
+            step: token.step,
+            step_duration_ns: step.and_then(Step::duration_ns),
+            batch: step.map(|step| step.slots.len()),
+            prefill: token.prefill,
+            parts: *parts,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::testing::tables;
+
+    #[test]
+    fn the_timeline_of_a_request() {
+        let tables = tables();
+        let found = find(&tables, "req-0");
+        let text = text(&tables, &Life::new(&tables, found[0]), Style::default());
+        println!("{text}");
+        assert!(text.contains("request req-0  #0  simulated GPU"), "{text}");
+        assert!(text.contains("ttft ") && text.contains("finished: length"), "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
+        assert!(text.lines().any(|line| line.contains('#') && line.trim_end().ends_with('-')), "{text}");
+    }
+
+    #[test]
+    fn a_token_that_was_not_seen_has_a_line() {
+        let mut tables = tables();
+        let id = find(&tables, "req-0")[0].id;
+        tables.tokens.retain(|token| (token.request, token.index) != (id, 1));
+        let life = Life::new(&tables, find(&tables, "req-0")[0]);
+        assert!(text(&tables, &life, Style::default()).contains("not seen"));
+    }
+
+    #[test]
+    fn requests_are_found_by_every_name_and_missing_ones_suggested() {
+        let mut tables = tables();
+        tables.requests[1].trace_id = Some([0xab; 16]);
+        assert_eq!(find(&tables, "#2")[0].id, 2);
+        assert_eq!(find(&tables, &"AB".repeat(16)).len(), 1);
+        assert!(find(&tables, "").is_empty() && find(&tables, "re").is_empty());
+        let message = not_found(&tables, "req", "trace");
+        assert!(message.starts_with("no request `req` in trace; there are: req-0, req-1"), "{message}");
+    }
+
+    #[test]
+    fn json_has_a_schema_and_parts_that_sum_up() {
+        let tables = tables();
+        let lives: Vec<Life> = find(&tables, "req-1").into_iter().map(|r| Life::new(&tables, r)).collect();
+        let json = serde_json::to_value(Document::new(&tables, &lives)).unwrap();
+        assert_eq!(json["schema"], "tracer.request/1");
+        let tokens = json["requests"][0]["tokens"].as_array().unwrap();
+        assert!(!tokens.is_empty());
+        for token in tokens {
+            let parts = token["parts"].as_object().unwrap();
+            let sum: u64 = parts.values().map(|ns| ns.as_u64().unwrap()).sum();
+            assert_eq!(Some(sum), token["latency_ns"].as_u64());
+        }
+    }
+}

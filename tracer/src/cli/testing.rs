@@ -1,0 +1,45 @@
+//! Tables of a synthetic recording.
+
+use crate::timeline::tables::{LedgerRow, Meta, Tables};
+use crate::timeline::testing::{EnqueueClock, Plan, run};
+use crate::timeline::{Config, Timeline};
+
+/// 40 requests of 25 tokens on two ranks.
+pub(crate) fn tables() -> Tables {
+    let plan = Plan {
+        seed: 7,
+        ranks: 2,
+        max_batch: 8,
+        requests: vec![(25, false); 40],
+        withheld_tokens: 0,
+        withheld_batches: 0,
+        spans: true,
+        scale: 100,
+    };
+    let mut timeline = Timeline::new(Config::default(), EnqueueClock);
+    for event in &run(&plan).events {
+        timeline.feed(event);
+    }
+    timeline.finish();
+    let out = timeline.drain();
+    let ended_ns = out.tokens.iter().map(|token| token.delivered_ns).max().unwrap_or(0);
+    let row = |name: &str, count, loss| LedgerRow { process: None, name: name.into(), count, loss };
+    Tables {
+        meta: Meta {
+            tracer_version: "0.1.0".into(),
+            host: "node-1".into(),
+            target: "comm server".into(),
+            engines: vec!["tensorrt".into()],
+            started_realtime_ns: 1_796_000_000_000_000_000,
+            started_ns: 0,
+            ended_ns,
+            simulated: true,
+            complete: true,
+        },
+        steps: out.steps,
+        iterations: out.iterations,
+        requests: out.requests,
+        tokens: out.tokens,
+        ledger: vec![row("vital_written", 12_345, false), row("vital_dropped", 0, true)],
+    }
+}

@@ -1,0 +1,114 @@
+//! Distributions of latencies.
+//!
+//! In: latencies in ns, or finished rows. Out: honest quantiles (one is given only where at least ten samples lie
+//! beyond it), the exact maximum and mean, and log-spaced counts for pictures. Pure.
+
+mod distribution;
+
+pub use distribution::{Bin, Distribution, Quantile};
+
+use tracer_abi::mark::{FINISH_CANCELLED, FINISH_ERROR};
+
+use crate::timeline::rows::{Request, Step, Token};
+
+/// What a latency is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Latency {
+    /// Request received → first token delivered.
+    Ttft,
+    /// Gap between two tokens of a choice.
+    Itl,
+    /// Mean gap after the first token, of a request.
+    Tpot,
+    /// Enqueue begins → completion.
+    Step,
+    /// Begin event → end event of a step on its stream.
+    GpuSpan,
+    /// Request received → done; not of cancelled or failed requests.
+    E2e,
+}
+
+impl Latency {
+    pub const ALL: [Self; 6] = [Self::Ttft, Self::Itl, Self::Tpot, Self::Step, Self::GpuSpan, Self::E2e];
+
+    /// Name in tables, files and JSON.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ttft => "ttft",
+            Self::Itl => "itl",
+            Self::Tpot => "tpot",
+            Self::Step => "step",
+            Self::GpuSpan => "gpu_span",
+            Self::E2e => "e2e",
+        }
+    }
+
+    /// From what to what it is measured, and by what.
+    #[must_use]
+    pub const fn origin(self) -> &'static str {
+        match self {
+            Self::Ttft => "request received → token 0 (marks)",
+            Self::Itl => "token → next token (marks)",
+            Self::Tpot => "mean gap of a request (marks)",
+            Self::Step => "enqueue → GPU end, else host wait",
+            Self::GpuSpan => "begin → end event (injected)",
+            Self::E2e => "request received → done (marks)",
+        }
+    }
+}
+
+/// One distribution of each latency.
+#[derive(Clone, Debug, Default)]
+pub struct Latencies {
+    ttft: Distribution,
+    itl: Distribution,
+    tpot: Distribution,
+    step: Distribution,
+    gpu_span: Distribution,
+    e2e: Distribution,
+}
+
+impl Latencies {
+    #[must_use]
+    pub fn get(&self, latency: Latency) -> &Distribution {
+        match latency {
+            Latency::Ttft => &self.ttft,
+            Latency::Itl => &self.itl,
+            Latency::Tpot => &self.tpot,
+            Latency::Step => &self.step,
+            Latency::GpuSpan => &self.gpu_span,
+            Latency::E2e => &self.e2e,
+        }
+    }
+
+    pub fn add_token(&mut self, token: &Token) {
+        let Some(ns) = token.latency_ns else { return };
+        match (token.choice, token.index) {
+            (0, 0) => self.ttft.record(ns),
+            // The first token of another choice is neither the request's first nor a gap.
+            (_, 0) => {}
+            _ => self.itl.record(ns),
+        }
+    }
+
+    pub fn add_step(&mut self, step: &Step) {
+        if let Some(ns) = step.duration_ns() {
+            self.step.record(ns);
+        }
+        if let Some(gpu) = step.gpu {
+            self.gpu_span.record(gpu.span_ns);
+        }
+    }
+
+    pub fn add_request(&mut self, request: &Request) {
+        if let Some(ns) = request.tpot_ns {
+            self.tpot.record(ns.round() as u64);
+        }
+        let cut_short = matches!(request.finish_reason, FINISH_CANCELLED | FINISH_ERROR);
+        let e2e = request.end_ns.and_then(|end| end.checked_sub(request.received_ns));
+        if let Some(ns) = e2e.filter(|_| !cut_short) {
+            self.e2e.record(ns);
+        }
+    }
+}
