@@ -280,7 +280,7 @@ fn start_recorder(pid: u32, capture: &Path) -> Result<std::process::Child> {
     Ok(recorder)
 }
 
-fn wait_for(mut condition: impl FnMut() -> bool) -> Result<()> {
+pub(crate) fn wait_for(mut condition: impl FnMut() -> bool) -> Result<()> {
     let patience = Instant::now() + Duration::from_secs(30);
     while !condition() {
         ensure!(Instant::now() < patience, "waited in vain");
@@ -289,7 +289,7 @@ fn wait_for(mut condition: impl FnMut() -> bool) -> Result<()> {
     Ok(())
 }
 
-fn wait(child: &mut std::process::Child) -> Result<ExitStatus> {
+pub(crate) fn wait(child: &mut std::process::Child) -> Result<ExitStatus> {
     let mut status = None;
     wait_for(|| {
         status = child.try_wait().ok().flatten();

@@ -7,6 +7,7 @@ mod fixture;
 mod follow;
 mod marks;
 mod sched;
+mod truth;
 
 use std::process::ExitCode;
 
@@ -29,7 +30,7 @@ fn main() -> ExitCode {
 fn trials() -> Vec<Trial> {
     let require = std::env::var_os("TRACER_REQUIRE").is_some();
     let missing = missing();
-    [calls::TESTS, follow::TESTS, sched::TESTS, marks::TESTS, faults::TESTS]
+    [calls::TESTS, follow::TESTS, sched::TESTS, marks::TESTS, truth::TESTS, faults::TESTS]
         .into_iter()
         .flatten()
         .map(|(name, test)| {

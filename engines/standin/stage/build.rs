@@ -23,9 +23,10 @@ fn main() {
     for (name, flags) in VARIANTS {
         let library = Path::new(&out).join(name);
         let soname = format!("-Wl,-soname,libnvinfer.so.{}", name.strip_prefix("trt").unwrap_or("10"));
-        // Stripped and with hidden symbols, as NVIDIA's.
+        // Stripped and with hidden symbols, as NVIDIA's; with frame pointers, so that sampled stacks reach the caller.
         let status = Command::new(&compiler)
             .args(["-shared", "-fPIC", "-O2", "-std=c++17", "-Wall", "-Wextra", "-Wl,-s"])
+            .arg("-fno-omit-frame-pointer")
             .args(["-fvisibility=hidden", "-fvisibility-inlines-hidden", &soname])
             .args(flags)
             .arg(source.join("nvinfer.cpp"))

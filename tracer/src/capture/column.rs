@@ -12,7 +12,8 @@ use arrow::array::{
 };
 use arrow::buffer::OffsetBuffer;
 use arrow::datatypes::{
-    DataType, Field, Fields, Float32Type, Float64Type, UInt8Type, UInt16Type, UInt32Type, UInt64Type,
+    DataType, Field, Fields, Float32Type, Float64Type, Int64Type, UInt8Type, UInt16Type, UInt32Type,
+    UInt64Type,
 };
 use arrow::error::ArrowError;
 
@@ -186,6 +187,7 @@ number! {
     u16 => UInt16Type = UInt16;
     u32 => UInt32Type = UInt32;
     u64 => UInt64Type = UInt64;
+    i64 => Int64Type = Int64;
     f32 => Float32Type = Float32;
     f64 => Float64Type = Float64;
 }

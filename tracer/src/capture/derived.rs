@@ -2,6 +2,7 @@
 
 use super::column::{columns, via, words};
 use super::raw::Table;
+use crate::clock::{Knot, SeriesKey};
 use crate::event::{CallEnd, ProcessId, Sched, StackId};
 use crate::symbol::{FrameKind, SymbolFrame};
 use crate::timeline::rows::{GpuTime, Iteration, Request, Source, Step, Token};
@@ -49,7 +50,7 @@ columns!(Step {
     stream: u64,
     begin_ns: u64,
     end_ns: u64,
-    end: CallEnd,
+    end as "ended": CallEnd,
     observed_end_ns: Option<u64>,
     device_uuid: Option<[u8; 16]>,
     gpu: Option<GpuTime>,
@@ -237,13 +238,32 @@ impl From<&Sched> for OffCpu {
     }
 }
 
+/// One point of the curve that maps a device's clock to the host's.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ClockKnot {
+    pub series: SeriesKey,
+    pub knot: Knot,
+}
+
+columns!(SeriesKey { process: ProcessId, device_uuid: [u8; 16], context: u64, epoch: u32 });
+columns!(Knot {
+    segment: u32,
+    chain: u32,
+    device_ns: i64,
+    host_raw_ns: i64,
+    bound_ns: f64,
+    width_ns: f64,
+    quantum_ns: f64,
+});
+columns!(ClockKnot { series: SeriesKey, knot: Knot });
+
 columns!(SymbolFrame {
     stack: StackId,
     position: u32,
     kind: FrameKind,
     function: Option<String>,
     module: String,
-    offset: u64,
+    offset as "file_offset": u64,
     inlined: bool,
 });
 
@@ -262,6 +282,7 @@ tables! {
     RequestId = "request_ids";
     Token = "tokens";
     OffCpu = "offcpu";
+    ClockKnot = "clock";
     SymbolFrame = "frames";
     LedgerRow = "ledger";
 }

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::derived::{OffCpu, RequestId, captured, torn_bytes};
+use super::derived::{ClockKnot, OffCpu, RequestId, captured, torn_bytes};
 use super::error::Result;
 use super::folder::Folder;
 use super::meta::{Meta, boot_id};
@@ -156,6 +156,9 @@ fn derive(folder: &Folder, rows: &mut BTreeMap<&'static str, u64>) -> Result<Der
     tables.push(&timeline.drain())?;
     tables.commit(rows)?;
     rows.insert(OffCpu::NAME, offcpu.commit()?);
+    let mut clock = TableFile::<ClockKnot>::begin(folder)?;
+    timeline.clock().knots().try_for_each(|(series, knot)| clock.push(&ClockKnot { series, knot }))?;
+    rows.insert(ClockKnot::NAME, clock.commit()?);
     Ok(Derived { ledger: timeline.ledger(), examples: timeline.examples().to_vec(), simulated, last_ns })
 }
 

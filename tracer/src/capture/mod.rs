@@ -11,7 +11,7 @@
 //!
 //! Raw tables: `calls`, `mark_*` (one per kind of mark), `clock_bursts`, `clock_host`, `sched`, `samples`, `stacks`,
 //! `mappings`, `processes`, `points`, `counters`. Derived tables: `steps`, `iterations`, `requests`, `request_ids`,
-//! `tokens`, `offcpu`, `frames`, `ledger`. Columns are named as the fields of the rows; times end in `_ns` and are
+//! `tokens`, `offcpu`, `clock`, `frames`, `ledger`. Columns are named as the fields of the rows; times end in `_ns` and are
 //! CLOCK_MONOTONIC unless the name says otherwise; a process is the two columns `tgid` and `start_ticks`;
 //! identifiers of bytes are lower-case hexadecimal text.
 
@@ -29,7 +29,7 @@ mod table;
 mod torn;
 mod writer;
 
-pub use derived::{IdKind, OffCpu, OffReason, RequestId};
+pub use derived::{ClockKnot, IdKind, OffCpu, OffReason, RequestId};
 pub use error::{Error, ErrorKind, Result};
 pub use finish::{Finished, finish};
 pub use meta::{Meta, MetaProcess, VERSION};

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::derived::{OffCpu, RequestId};
+use super::derived::{ClockKnot, OffCpu, RequestId};
 use super::error::{Error, ErrorKind, Result};
 use super::folder::Folder;
 use super::meta::Meta;
@@ -70,6 +70,8 @@ tables! {
     request_ids: RequestId;
     tokens: Token;
     offcpu: OffCpu;
+    /// The curves that map the devices' clocks, by series and time.
+    clock: ClockKnot;
     /// By stack, leaf first.
     frames: SymbolFrame;
     ledger: LedgerRow;

@@ -78,7 +78,8 @@ columns!(Call {
     depth: u32,
     begin_ns: u64,
     end_ns: u64,
-    end: CallEnd,
+    // Not `end`, which is a word of SQL; so with the others.
+    end as "ended": CallEnd,
     sp: u64,
     args: [u64; 6],
     ret: u64,
@@ -112,15 +113,15 @@ columns!(Mapping {
     id: u32,
     time_ns: u64,
     process: ProcessId,
-    begin: u64,
-    end: u64,
-    offset: u64,
+    begin as "begin_address": u64,
+    end as "end_address": u64,
+    offset as "file_offset": u64,
     inode: u64,
     path: String,
     build_id: Vec<u8>,
 });
 
-columns!(Frame { mapping: Option<u32>, offset: u64 });
+columns!(Frame { mapping: Option<u32>, offset as "file_offset": u64 });
 impl Item for Frame {
     const STRUCT: bool = true;
 }
@@ -143,7 +144,7 @@ columns!(Point {
     role: Role,
     library: String,
     build_id: Vec<u8>,
-    offset: u64,
+    offset as "file_offset": u64,
     placement: String,
     has_return: bool,
     stream_arg: Option<u8>,

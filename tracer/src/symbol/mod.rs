@@ -10,7 +10,6 @@ mod module;
 mod tests;
 
 use std::collections::HashMap;
-use std::path::PathBuf;
 use std::rc::Rc;
 
 use blazesym::symbolize::source::{Elf, Kernel, Source};
@@ -215,14 +214,6 @@ impl Symbolizer {
         };
         mapped.module = Some(module);
         Some(module)
-    }
-
-    /// The files that names were taken from, and the modules for which none was found.
-    pub fn sources(&self) -> impl Iterator<Item = (&str, Option<&PathBuf>)> {
-        self.mappings.values().filter_map(|mapped| {
-            let module = self.modules.get(mapped.module?)?;
-            Some((mapped.mapping.path.as_str(), module.path()))
-        })
     }
 }
 

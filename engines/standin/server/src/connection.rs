@@ -207,7 +207,7 @@ impl Connection {
                 model: &completion.model,
             });
             marks::attr(key, 0, "max_tokens", AttrValue::Number(completion.max_tokens.into()));
-            marks::phase(key, "queue", true);
+            marks::phase(key, "first_token", true);
         }
         let (send, tokens) = channel();
         let cancelled = Arc::new(AtomicBool::new(false));
@@ -287,7 +287,7 @@ impl Connection {
     fn next_token(&self, request: &Request) -> Result<Token, std::sync::mpsc::RecvError> {
         let token = request.tokens.recv()?;
         if token.index == 0 && !self.server.options.no_marks {
-            marks::phase(request.key, "queue", false);
+            marks::phase(request.key, "first_token", false);
         }
         Ok(token)
     }

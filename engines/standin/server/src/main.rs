@@ -18,11 +18,20 @@ mod serve;
 mod stall;
 mod truth;
 
+use std::process::ExitCode;
+
 use clap::Parser;
 
-fn main() -> anyhow::Result<()> {
-    match options::Cli::parse() {
+fn main() -> ExitCode {
+    let result = match options::Cli::parse() {
         options::Cli { command: Some(options::Command::Load(options)), .. } => load::run(&options),
         options::Cli { serve, .. } => serve::run(serve),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("standin-server: {error:#}");
+            ExitCode::FAILURE
+        }
     }
 }

@@ -1,9 +1,9 @@
 //! The server: starts everything, takes connections, stops on a signal.
 
-use std::io::Write as _;
+use std::io::{PipeReader, Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::os::fd::AsRawFd as _;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::os::fd::{AsRawFd as _, IntoRawFd as _};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -107,23 +107,29 @@ impl Drop for Active<'_> {
     }
 }
 
-/// Blocks the signals that end the server, for this thread and those that it starts, and returns them.
-fn block_signals() -> libc::sigset_t {
-    // SAFETY: a zeroed set is valid memory for `sigemptyset`, which makes it an empty one.
-    unsafe {
-        let mut set: libc::sigset_t = std::mem::zeroed();
-        libc::sigemptyset(&raw mut set);
-        libc::sigaddset(&raw mut set, libc::SIGINT);
-        libc::sigaddset(&raw mut set, libc::SIGTERM);
-        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut());
-        set
-    }
+/// Where [`on_signal`] writes; -1: nowhere yet.
+static SIGNAL_PIPE: AtomicI32 = AtomicI32::new(-1);
+
+extern "C" fn on_signal(_signal: libc::c_int) {
+    // SAFETY: write is safe in a signal handler, and the byte is valid. A full pipe means that a signal came already.
+    unsafe { libc::write(SIGNAL_PIPE.load(Ordering::Relaxed), [0u8].as_ptr().cast(), 1) };
 }
 
-fn wait_for_signal(set: &libc::sigset_t) {
-    let mut signal = 0;
-    // SAFETY: both are valid.
-    while unsafe { libc::sigwait(set, &raw mut signal) } == libc::EINTR {}
+/// Makes SIGINT and SIGTERM write to a pipe, whichever thread they reach; returns its other end.
+fn catch_signals() -> anyhow::Result<PipeReader> {
+    let (reader, writer) = std::io::pipe().context("cannot make a pipe for signals")?;
+    SIGNAL_PIPE.store(writer.into_raw_fd(), Ordering::Relaxed);
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        // SAFETY: a zeroed action is valid; the handler does only what handlers may.
+        let code = unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = on_signal as *const () as usize;
+            action.sa_flags = libc::SA_RESTART;
+            libc::sigaction(signal, &raw const action, std::ptr::null_mut())
+        };
+        anyhow::ensure!(code == 0, "cannot handle signal {signal}: {}", std::io::Error::last_os_error());
+    }
+    Ok(reader)
 }
 
 /// Serves until a signal comes.
@@ -132,7 +138,7 @@ pub(crate) fn run(options: Serve) -> anyhow::Result<()> {
         // SAFETY: no other thread runs yet.
         unsafe { std::env::set_var("STANDIN_CUDA_ZERO", "1") };
     }
-    let signals = block_signals();
+    let mut signals = catch_signals()?;
     let gpu = Gpu::new()?;
     let truth = Truth::create(options.truth.as_deref())?;
     let server = Arc::new(Server::new(Arc::new(options), truth));
@@ -157,7 +163,7 @@ pub(crate) fn run(options: Serve) -> anyhow::Result<()> {
     println!("listening on {address}");
     std::io::stdout().flush().context("cannot write to stdout")?;
 
-    wait_for_signal(&signals);
+    signals.read_exact(&mut [0]).context("cannot wait for signals")?;
     server.intake.stop();
     let result = engine.join().map_err(|_| anyhow!("the engine panicked"))?;
     let active = server.active.lock().unwrap_or_else(PoisonError::into_inner);
