@@ -17,4 +17,4 @@ pub use attach::Notice;
 pub use clock::monotonic_ns;
 pub use error::ProbeError;
 pub use kernel::{Missing, Options};
-pub use session::{DRAIN_INTERVAL, Progress, Session};
+pub use session::{DRAIN_INTERVAL, Progress, Session, Stopped};
