@@ -1,5 +1,6 @@
-//! Development commands: `cargo xtask setup|test|demo`.
+//! Development commands: `cargo xtask setup|test|demo|bench`.
 
+mod bench;
 mod command;
 mod demo;
 mod setup;
@@ -23,6 +24,8 @@ enum Task {
     Test(test::Options),
     /// Record a server on a simulated GPU under load, and leave a report and pictures in demo/.
     Demo(demo::Options),
+    /// Measure what probes and recordings cost, as ratios within one run; needs root and an otherwise idle machine.
+    Bench(bench::Options),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -30,5 +33,6 @@ fn main() -> anyhow::Result<()> {
         Task::Setup => setup::run(),
         Task::Test(options) => test::run(&options),
         Task::Demo(options) => demo::run(&options),
+        Task::Bench(options) => bench::run(&options),
     }
 }
