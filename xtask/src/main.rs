@@ -1,7 +1,8 @@
-//! Development commands: `cargo xtask setup|test|demo`.
+//! Development commands: `cargo xtask setup|test|demo|fuzz`.
 
 mod command;
 mod demo;
+mod fuzz;
 mod setup;
 mod test;
 
@@ -23,6 +24,8 @@ enum Task {
     Test(test::Options),
     /// Record a server on a simulated GPU under load, and leave a report and pictures in demo/.
     Demo(demo::Options),
+    /// Fuzz the parsers of outside bytes.
+    Fuzz(fuzz::Options),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -30,5 +33,6 @@ fn main() -> anyhow::Result<()> {
         Task::Setup => setup::run(),
         Task::Test(options) => test::run(&options),
         Task::Demo(options) => demo::run(&options),
+        Task::Fuzz(options) => fuzz::run(&options),
     }
 }
