@@ -1,8 +1,9 @@
-//! Development commands: `cargo xtask setup|test|demo|bench`.
+//! Development commands: `cargo xtask setup|test|demo|bench|fuzz`.
 
 mod bench;
 mod command;
 mod demo;
+mod fuzz;
 mod setup;
 mod test;
 
@@ -26,6 +27,8 @@ enum Task {
     Demo(demo::Options),
     /// Measure what probes and recordings cost, as ratios within one run; needs root and an otherwise idle machine.
     Bench(bench::Options),
+    /// Fuzz the parsers of outside bytes.
+    Fuzz(fuzz::Options),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -34,5 +37,6 @@ fn main() -> anyhow::Result<()> {
         Task::Test(options) => test::run(&options),
         Task::Demo(options) => demo::run(&options),
         Task::Bench(options) => bench::run(&options),
+        Task::Fuzz(options) => fuzz::run(&options),
     }
 }
