@@ -1,5 +1,7 @@
 //! Development commands: `cargo xtask setup|test|demo|fuzz`.
+//! Development commands: `cargo xtask setup|test|demo|bench|fuzz`.
 
+mod bench;
 mod command;
 mod demo;
 mod fuzz;
@@ -24,6 +26,8 @@ enum Task {
     Test(test::Options),
     /// Record a server on a simulated GPU under load, and leave a report and pictures in demo/.
     Demo(demo::Options),
+    /// Measure what probes and recordings cost, as ratios within one run; needs root and an otherwise idle machine.
+    Bench(bench::Options),
     /// Fuzz the parsers of outside bytes.
     Fuzz(fuzz::Options),
 }
@@ -33,6 +37,7 @@ fn main() -> anyhow::Result<()> {
         Task::Setup => setup::run(),
         Task::Test(options) => test::run(&options),
         Task::Demo(options) => demo::run(&options),
+        Task::Bench(options) => bench::run(&options),
         Task::Fuzz(options) => fuzz::run(&options),
     }
 }
