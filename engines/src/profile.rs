@@ -6,7 +6,7 @@
 //! files = ["libllama.so*"]         # names of mapped files; `*` stands for any characters
 //!
 //! [[point]]
-//! symbols = ["llama_decode"]       # exported functions; or `rtti` (a C++ virtual method), or `usdt`
+//! symbols = ["llama_decode"]       # functions by name; or `rtti` (a C++ virtual method), `usdt`, `refuse` (a reason)
 //! role = "step"                    # step, launch, graph_launch, wait, copy, event_record, loader, mark, other
 //! returns = "c"                    # "c" or "noexcept": a return probe is safe; "throws", "never": entry only
 //! args = { context = 0 }           # what the integer arguments 0..=5 mean
@@ -72,6 +72,20 @@ pub(crate) enum Find {
         name: String,
         rule: UsdtRule,
     },
+    /// Cannot be probed, and why.
+    Refused {
+        name: String,
+        reason: String,
+    },
+}
+
+impl Find {
+    /// The functions that are looked up by name, twins included.
+    pub(crate) fn symbols(&self) -> Vec<String> {
+        let Self::Symbols { symbols, twins, .. } = self else { return Vec::new() };
+        let twins = twins.iter().flat_map(|twin| symbols.iter().map(move |symbol| format!("{symbol}{twin}")));
+        twins.chain(symbols.iter().cloned()).collect()
+    }
 }
 
 /// Whether a return probe is safe.
@@ -145,6 +159,7 @@ struct RawPoint {
     optional: bool,
     rtti: Option<RttiRule>,
     usdt: Option<UsdtRule>,
+    refuse: Option<String>,
 }
 
 const fn yes() -> bool {
@@ -158,16 +173,23 @@ impl TryFrom<RawPoint> for PointRule {
         if let Some((name, index)) = raw.args.iter().find(|(_, index)| **index >= REGISTER_ARGS) {
             return Err(format!("args.{name} = {index}: only the arguments 0 to 5 are in registers"));
         }
-        let find = match (raw.symbols.is_empty(), raw.rtti, raw.usdt) {
-            (false, None, None) if raw.name.is_none() => {
+        let find = match (raw.symbols.is_empty(), raw.rtti, raw.usdt, raw.refuse) {
+            (false, None, None, None) if raw.name.is_none() => {
                 Find::Symbols { symbols: raw.symbols, twins: raw.twins, optional: raw.optional }
             }
-            (false, None, None) => {
-                return Err("`name` is for `rtti` and `usdt`: symbols name themselves".into());
+            (false, None, None, None) => {
+                return Err("`name` is for `rtti`, `usdt` and `refuse`: symbols name themselves".into());
             }
-            (true, Some(rule), None) => Find::Rtti { name: raw.name.unwrap_or(rule.method.clone()), rule },
-            (true, None, Some(rule)) => Find::Usdt { name: raw.name.unwrap_or(rule.probe.clone()), rule },
-            _ => return Err("a point needs exactly one of `symbols`, `rtti`, `usdt`".into()),
+            (true, Some(rule), None, None) => {
+                Find::Rtti { name: raw.name.unwrap_or(rule.method.clone()), rule }
+            }
+            (true, None, Some(rule), None) => {
+                Find::Usdt { name: raw.name.unwrap_or(rule.probe.clone()), rule }
+            }
+            (true, None, None, Some(reason)) => {
+                Find::Refused { name: raw.name.ok_or("`refuse` needs a `name`")?, reason }
+            }
+            _ => return Err("a point needs exactly one of `symbols`, `rtti`, `usdt`, `refuse`".into()),
         };
         Ok(Self { find, role: raw.role, returns: raw.returns, args: raw.args, default: raw.default })
     }
