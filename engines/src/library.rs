@@ -22,9 +22,9 @@ const STANDIN: &[u8] = b"tracer_standin";
 /// Everything known about one file that a process maps.
 #[derive(Clone, Debug)]
 pub struct Library {
-    /// The profile's short name.
+    /// Short name of the first profile that concerns it.
     pub engine: String,
-    /// The profile's title.
+    /// Title of that profile.
     pub title: String,
     pub path: PathBuf,
     /// GNU build id; empty when the file has none.
@@ -42,6 +42,8 @@ pub struct Library {
 /// A place to probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Point {
+    /// Short name of the profile that names the point.
+    pub engine: String,
     pub name: String,
     pub role: Role,
     /// File offset of the instruction to probe.
@@ -75,8 +77,12 @@ impl Point {
 /// A point that a profile names and that is not probed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
+    /// Short name of the profile that names the point.
+    pub engine: String,
     pub point: String,
     pub reason: Reason,
+    /// It would be probed unless the user says otherwise.
+    pub default: bool,
 }
 
 impl Profiles {
@@ -91,7 +97,12 @@ impl Profiles {
         let mut library = self.examine(path, data)?;
         if let Some(machine) = library.machine.filter(|machine| Some(*machine) != Machine::HOST) {
             let points = library.points.drain(..);
-            let refuse = |point: Point| Refusal { point: point.name, reason: Reason::OtherMachine(machine) };
+            let refuse = |point: Point| Refusal {
+                engine: point.engine,
+                point: point.name,
+                reason: Reason::OtherMachine(machine),
+                default: point.default,
+            };
             library.refusals.extend(points.map(refuse));
         }
         Some(library)
@@ -117,6 +128,7 @@ impl Profiles {
                         library.points.iter().all(|known| known.function_offset != point.function_offset)
                     });
                     library.points.append(&mut found.points);
+                    library.version = library.version.take().or(found.version);
                     library.refusals.append(&mut found.refusals);
                 }
                 None => library = Some(found),
@@ -158,7 +170,7 @@ fn inspect(profile: &Profile, path: &Path, name: &str, image: Result<&Image, Rea
         match &resolver {
             Ok(resolver) => resolver.resolve(rule, &mut library),
             Err(reason) => {
-                let refuse = |point: &String| Refusal { point: point.clone(), reason: reason.clone() };
+                let refuse = |point: &String| profile.refusal(rule, point, reason.clone());
                 match &rule.find {
                     Find::Symbols { symbols, .. } => library.refusals.extend(symbols.iter().map(refuse)),
                     Find::Rtti { name, .. } | Find::Usdt { name, .. } | Find::Refused { name, .. } => {
@@ -169,6 +181,14 @@ fn inspect(profile: &Profile, path: &Path, name: &str, image: Result<&Image, Rea
         }
     }
     library
+}
+
+impl Profile {
+    fn refusal(&self, rule: &PointRule, point: &str, reason: Reason) -> Refusal {
+        // Nothing is lost where another library does the work.
+        let default = rule.default && !matches!(reason, Reason::ForwardsOnly(_));
+        Refusal { engine: self.engine.clone(), point: point.to_owned(), reason, default }
+    }
 }
 
 /// Where a symbol was found.
@@ -218,7 +238,7 @@ impl<'a, 'r> Resolver<'a, 'r> {
                 }
             }
             Find::Refused { name, reason } => {
-                library.refusals.push(Refusal { point: name.clone(), reason: Reason::Known(reason.clone()) });
+                library.refusals.push(self.profile.refusal(rule, name, Reason::Known(reason.clone())));
             }
             Find::Rtti { name, rule: rtti } => match self.method(rtti) {
                 Ok(method) => {
@@ -230,14 +250,14 @@ impl<'a, 'r> Resolver<'a, 'r> {
                         library.points.push(point);
                     }
                 }
-                Err(reason) => library.refusals.push(Refusal { point: name.clone(), reason }),
+                Err(reason) => library.refusals.push(self.profile.refusal(rule, name, reason)),
             },
             Find::Usdt { name, rule: usdt } => self.sites(rule, name, usdt, library),
         }
     }
 
     fn symbol(&self, rule: &PointRule, name: &str, optional: bool, library: &mut Library) {
-        let refuse = |reason| Refusal { point: name.to_owned(), reason };
+        let refuse = |reason| self.profile.refusal(rule, name, reason);
         let Some((symbol, table)) = self.symbols.get(name.as_bytes()) else {
             if !optional {
                 library.refusals.push(refuse(Reason::NoSymbol(name.to_owned())));
@@ -289,7 +309,7 @@ impl<'a, 'r> Resolver<'a, 'r> {
                     sites.into_iter().filter_map(|site| self.point(rule, name, site, 0, evidence.clone()));
                 library.points.extend(points);
             }
-            Err(reason) => library.refusals.push(Refusal { point: name.to_owned(), reason }),
+            Err(reason) => library.refusals.push(self.profile.refusal(rule, name, reason)),
         }
     }
 
@@ -312,6 +332,7 @@ impl<'a, 'r> Resolver<'a, 'r> {
             (Machine::Aarch64, _) => (0, aarch64::at(first)),
         };
         Some(Point {
+            engine: self.profile.engine.clone(),
             name: name.to_owned(),
             role: rule.role,
             offset: function_offset + delta,

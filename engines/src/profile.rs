@@ -233,13 +233,20 @@ impl Pattern {
 }
 
 /// The profiles that are built in.
-const BUILTIN: [&str; 5] = [
+const BUILTIN: [&str; 9] = [
     include_str!("../profiles/tensorrt.toml"),
     include_str!("../profiles/tensorrt_rtx.toml"),
+    include_str!("../profiles/tensorrt_python.toml"),
+    include_str!("../profiles/llama.toml"),
+    include_str!("../profiles/onnxruntime.toml"),
     include_str!("../profiles/cuda.toml"),
+    include_str!("../profiles/cudart.toml"),
     include_str!("../profiles/loader.toml"),
     include_str!("../profiles/marks.toml"),
 ];
+
+/// Profiles that are built in and used only when asked for, by name.
+const OPTIONAL: [(&str, &str); 1] = [("cuda_graph", include_str!("../profiles/optional/cuda_graph.toml"))];
 
 /// A set of profiles: the built-in ones and those that the user added.
 #[derive(Clone, Debug)]
@@ -255,17 +262,20 @@ impl Profiles {
         Self { profiles: BUILTIN.iter().filter_map(|text| toml::from_str(text).ok()).collect() }
     }
 
-    /// Adds a profile of the user; it replaces one that has the same `engine`.
+    /// Adds a profile of the user, or an optional one by its name (`cuda_graph`); it replaces one that has the same
+    /// `engine`, and comes before the others: what it says of a function holds.
     ///
     /// # Errors
     /// When the file cannot be read or is not a profile; the message names the file, line and key.
     pub fn load(&mut self, path: &Path) -> Result<(), ProfileError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| ProfileError::Read { path: path.to_owned(), source })?;
+        let text = match OPTIONAL.iter().find(|(name, _)| Path::new(name) == path) {
+            Some((_, text)) => (*text).to_owned(),
+            None => std::fs::read_to_string(path)
+                .map_err(|source| ProfileError::Read { path: path.to_owned(), source })?,
+        };
         let profile: Profile = toml::from_str(&text)
             .map_err(|source| ProfileError::Parse { path: path.to_owned(), source: Box::new(source) })?;
         self.profiles.retain(|known| known.engine != profile.engine);
-        // A user's profile goes first: where two concern one file, the first names it.
         self.profiles.insert(0, profile);
         Ok(())
     }
@@ -306,7 +316,12 @@ mod tests {
         for text in BUILTIN {
             parse(text).unwrap_or_else(|error| panic!("{error}\nin:\n{text}"));
         }
-        assert_eq!(Profiles::builtin().profiles.len(), BUILTIN.len());
+        let mut profiles = Profiles::builtin();
+        assert_eq!(profiles.profiles.len(), BUILTIN.len());
+        for (name, _) in OPTIONAL {
+            profiles.load(Path::new(name)).unwrap();
+            assert_eq!(profiles.profiles[0].engine, name);
+        }
     }
 
     #[test]
@@ -336,6 +351,8 @@ mod tests {
         assert!(text.contains("args.stream = 6") && text.contains("line"), "{text}");
         let text = error("role = \"step\"\nreturns = \"c\"\n");
         assert!(text.contains("exactly one of"), "{text}");
+        let text = error("role = \"step\"\nreturns = \"never\"\nrefuse = \"no symbol\"\n");
+        assert!(text.contains("`refuse` needs a `name`"), "{text}");
         let text = error("symbol = [\"f\"]\nrole = \"step\"\nreturns = \"c\"\n");
         assert!(text.contains("unknown field `symbol`") && text.contains("line 5"), "{text}");
     }

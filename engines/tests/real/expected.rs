@@ -102,4 +102,99 @@ pub(crate) const LIBRARIES: &[Expected] = &[
     library("rtx-1.5", RTX, "tensorrt_rtx", "1.5.0.114", &[enqueue(0x114_f4b0, "emulated", PUSH_RBP)]),
     library("rtx-1.6", RTX, "tensorrt_rtx", "1.6.1.120", &[enqueue(0x100_53d0, "emulated", PUSH_RBP)]),
     library("rtx-1.7", RTX, "tensorrt_rtx", "1.7.1.116", &[enqueue(0xf6_0ab0, "emulated", PUSH_RBP)]),
+    forwarder("dispatch-10.15", "libnvinfer_dispatch.so.10", "10.15.1.29"),
+    forwarder("dispatch-11.4", "libnvinfer_dispatch.so.11", "11.4.0.106"),
+    driver(
+        "driver-535",
+        "libcuda.so.535.261.03",
+        "535.261.03",
+        &[
+            cheap("cuCtxSynchronize", 0x2c_a2b0),
+            cheap("cuGraphLaunch", 0x32_fd60),
+            cheap("cuGraphLaunch_ptsz", 0x30_2df0),
+            cheap("cuStreamSynchronize", 0x32_f800),
+            cheap("cuEventQuery", 0x2e_c640),
+            cheap("cuMemcpyDtoH_v2_ptds", 0x2d_5920),
+        ],
+    ),
+    driver(
+        "driver-550",
+        "libcuda.so.550.163.01",
+        "550.163.01",
+        &[
+            cheap("cuCtxSynchronize", 0x28_6ac0),
+            cheap("cuGraphLaunch", 0x2f_8340),
+            cheap("cuGraphLaunch_ptsz", 0x2b_fd40),
+            cheap("cuStreamSynchronize", 0x2e_cc90),
+            cheap("cuEventQuery", 0x2a_9000),
+            cheap("cuMemcpyDtoH_v2_ptds", 0x29_2770),
+        ],
+    ),
+    runtime(
+        "cudart-12.1",
+        "libcudart.so.12",
+        &[function("cudaGraphLaunch", 0x6_d740, "emulated", &[0x41, 0x55])],
+    ),
+    runtime("cudart-12.9", "libcudart.so.12", &[function("cudaGraphLaunch", 0x7_ef90, "emulated", PUSH_RBP)]),
+    runtime("cudart-13.5", "libcudart.so.13", &[function("cudaGraphLaunch", 0x8_80e0, "emulated", PUSH_RBP)]),
+    binding("full-8.5.1", "tensorrt.so", &[function(EXECUTE, 0x4_4990, "stepped", LOAD_INNER)]),
+    binding("full-8.5.3", "tensorrt.so", &[function(EXECUTE, 0x4_49c0, "stepped", LOAD_INNER)]),
+    binding("full-8.6.0", "tensorrt.so", &[function(EXECUTE, 0x4_5ac0, "stepped", LOAD_INNER)]),
+    binding("bindings-11.4", "tensorrt_lean.so", &[function(EXECUTE, 0x7_3d20, "stepped", LOAD_INNER)]),
+    Expected {
+        version: None,
+        what: What::Points(6),
+        // endbr64; push %r12
+        ..library(
+            "llama",
+            "libllama.v0.4.0.so",
+            "llama",
+            "",
+            &[Site { delta: 4, ..function("llama_decode", 0x10_a190, "emulated", &[0x41, 0x54]) }],
+        )
+    },
+    Expected {
+        version: None,
+        what: What::Refused("only OrtGetApiBase"),
+        ..library("onnxruntime", "libonnxruntime.so.1.32.0", "onnxruntime", "", &[])
+    },
 ];
+
+/// A function where nm has it.
+const fn function(name: &'static str, function: u64, class: &'static str, bytes: &'static [u8]) -> Site {
+    Site { name, function, delta: 0, class, bytes }
+}
+
+/// A function of the driver where nm has it. objdump shows `cmpl $imm,x(%rip); je .+12` there: 10 bytes, and the branch.
+const fn cheap(name: &'static str, function: u64) -> Site {
+    Site { name, function, delta: 10, class: "emulated", bytes: &[0x74, 0x0c] }
+}
+
+const fn driver(
+    folder: &'static str,
+    file: &'static str,
+    version: &'static str,
+    sites: &'static [Site],
+) -> Expected {
+    // The names of the profile, twins included, that nm finds. The last came with driver 570.
+    let (what, missing) = (What::Points(51), &["cuMemcpyBatchAsync"] as &[&str]);
+    Expected { what, missing, ..library(folder, file, "cuda", version, sites) }
+}
+
+const fn runtime(folder: &'static str, file: &'static str, sites: &'static [Site]) -> Expected {
+    Expected { version: None, what: What::Points(25), ..library(folder, file, "cudart", "", sites) }
+}
+
+const fn forwarder(folder: &'static str, file: &'static str, version: &'static str) -> Expected {
+    let what = What::Refused("only passes `enqueueV3` on: the library that implements it");
+    Expected { what, ..library(folder, file, "tensorrt", version, &[]) }
+}
+
+/// The bindings are not stripped: nm names the function.
+const EXECUTE: &str = "_ZN8tensorrt7lambdas16execute_async_v3ERN8nvinfer117IExecutionContextEm";
+/// mov 8(%rdi),%rdi: the argument changes in the first instruction, so that no other place will do.
+const LOAD_INNER: &[u8] = &[0x48, 0x8b, 0x7f, 0x08];
+
+const fn binding(folder: &'static str, file: &'static str, sites: &'static [Site]) -> Expected {
+    Expected { version: None, ..library(folder, file, "tensorrt_python", "", sites) }
+}
