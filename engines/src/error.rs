@@ -6,7 +6,7 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProfileError {
-    #[error("cannot read the profile {}: {source}", path.display())]
+    #[error("cannot read the profile {} (a file, or cuda_graph): {source}", path.display())]
     Read { path: PathBuf, source: std::io::Error },
     #[error("{} is not a profile: {source}", path.display())]
     Parse { path: PathBuf, source: Box<toml::de::Error> },
@@ -20,8 +20,10 @@ pub enum Reason {
     NotElf,
     #[error("the file is truncated or malformed ({0})")]
     Malformed(&'static str),
-    #[error("built for machine {0} (ELF number); only x86-64 (62) is supported")]
+    #[error("built for machine {0} (ELF number); only x86-64 (62) and AArch64 (183) are supported")]
     Machine(u16),
+    #[error("built for {}, which this machine does not run", .0.name())]
+    OtherMachine(crate::Machine),
     #[error("not a shared library; a statically linked engine is not supported")]
     NotShared,
     #[error("no exported function `{0}`")]
@@ -56,6 +58,9 @@ pub enum Reason {
     ForwardsOnly(String),
     #[error("the probe {probe} has the arguments `{found}`, not `{expected}`")]
     Arguments { probe: String, found: String, expected: String },
+    /// The profile says so.
+    #[error("{0}")]
+    Known(String),
     #[error("the probe {0} is guarded by a semaphore, which is not supported")]
     Semaphore(String),
 }

@@ -11,10 +11,12 @@
 //! assert!(profiles.inspect("/etc/motd".as_ref(), b"hello").is_none());
 //! ```
 
+mod aarch64;
 mod elf;
 mod error;
 mod frames;
 mod library;
+mod machine;
 mod placement;
 mod pointers;
 mod profile;
@@ -22,9 +24,11 @@ mod role;
 mod rtti;
 mod usdt;
 mod version;
+mod x86_64;
 
 pub use error::{ProfileError, Reason};
 pub use library::{Library, Point, Refusal};
+pub use machine::Machine;
 pub use placement::Placement;
 pub use profile::Profiles;
 pub use role::Role;

@@ -1,12 +1,13 @@
 //! What is known about one mapped file: its probe points, and why some are missing.
 
 use std::{
-    collections::BTreeMap,
+    cell::OnceCell,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
 };
 
 use crate::{
-    Placement, Profiles, Reason, Role,
+    Machine, Placement, Profiles, Reason, Role, aarch64,
     elf::{Image, Symbol},
     frames::Frames,
     placement,
@@ -15,22 +16,22 @@ use crate::{
     version::{self, Version},
 };
 
-/// ELF number of the machine that is supported.
-const EM_X86_64: u16 = 62;
 /// Symbol that our stand-in libraries export: their GPU is simulated.
 const STANDIN: &[u8] = b"tracer_standin";
 
 /// Everything known about one file that a process maps.
 #[derive(Clone, Debug)]
 pub struct Library {
-    /// The profile's short name.
+    /// Short name of the first profile that concerns it.
     pub engine: String,
-    /// The profile's title.
+    /// Title of that profile.
     pub title: String,
     pub path: PathBuf,
     /// GNU build id; empty when the file has none.
     pub build_id: Vec<u8>,
     pub version: Option<String>,
+    /// What its code runs on; `None` when it is not an ELF file or its machine is not known.
+    pub machine: Option<Machine>,
     /// A stand-in: its GPU is simulated.
     pub simulated: bool,
     pub points: Vec<Point>,
@@ -41,6 +42,8 @@ pub struct Library {
 /// A place to probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Point {
+    /// Short name of the profile that names the point.
+    pub engine: String,
     pub name: String,
     pub role: Role,
     /// File offset of the instruction to probe.
@@ -74,17 +77,40 @@ impl Point {
 /// A point that a profile names and that is not probed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
+    /// Short name of the profile that names the point.
+    pub engine: String,
     pub point: String,
     pub reason: Reason,
+    /// It would be probed unless the user says otherwise.
+    pub default: bool,
 }
 
 impl Profiles {
-    /// Everything known about one mapped file; `None` when no profile concerns it.
+    /// Everything known about a file that a process of this machine maps; `None` when no profile concerns it. The points
+    /// of a library for another machine are refused: a process may well map one (an emulator does), and a probe in it
+    /// would write over code that means something else.
     ///
     /// `path`: as the process maps it; only its last part counts. `data`: the file's bytes. Reads what it needs, not
     /// the whole file; never panics, whatever the bytes.
     #[must_use]
     pub fn inspect(&self, path: &Path, data: &[u8]) -> Option<Library> {
+        let mut library = self.examine(path, data)?;
+        if let Some(machine) = library.machine.filter(|machine| Some(*machine) != Machine::HOST) {
+            let points = library.points.drain(..);
+            let refuse = |point: Point| Refusal {
+                engine: point.engine,
+                point: point.name,
+                reason: Reason::OtherMachine(machine),
+                default: point.default,
+            };
+            library.refusals.extend(points.map(refuse));
+        }
+        Some(library)
+    }
+
+    /// Like [`Self::inspect`], for a file of any known machine: to look at, not to probe.
+    #[must_use]
+    pub fn examine(&self, path: &Path, data: &[u8]) -> Option<Library> {
         let name = path.file_name()?.to_string_lossy();
         let name = name.trim_end_matches(" (deleted)");
         let image = Image::parse(data);
@@ -97,7 +123,12 @@ impl Profiles {
             }
             match &mut library {
                 Some(library) => {
+                    // The first profile decides what a function is: it is probed once.
+                    found.points.retain(|point| {
+                        library.points.iter().all(|known| known.function_offset != point.function_offset)
+                    });
                     library.points.append(&mut found.points);
+                    library.version = library.version.take().or(found.version);
                     library.refusals.append(&mut found.refusals);
                 }
                 None => library = Some(found),
@@ -126,23 +157,25 @@ fn inspect(profile: &Profile, path: &Path, name: &str, image: Result<&Image, Rea
         path: path.to_owned(),
         build_id: readable.map(Image::build_id).unwrap_or_default(),
         version: version.as_ref().map(ToString::to_string),
+        machine: readable.and_then(|image| Machine::from_elf(image.machine())),
         simulated: readable.is_some_and(|image| image.exports().any(|symbol| symbol.name == STANDIN)),
         points: Vec::new(),
         refusals: Vec::new(),
     };
-    let supported = image.and_then(|image| match image.machine() {
-        EM_X86_64 => Ok(image),
-        machine => Err(Reason::Machine(machine)),
+    let resolver = image.and_then(|image| {
+        let machine = Machine::from_elf(image.machine()).ok_or(Reason::Machine(image.machine()))?;
+        Ok(Resolver::new(image, machine, profile, version))
     });
-    let resolver = supported.map(|image| Resolver::new(image, profile, version));
     for rule in &profile.point {
         match &resolver {
             Ok(resolver) => resolver.resolve(rule, &mut library),
             Err(reason) => {
-                let refuse = |point: &String| Refusal { point: point.clone(), reason: reason.clone() };
+                let refuse = |point: &String| profile.refusal(rule, point, reason.clone());
                 match &rule.find {
                     Find::Symbols { symbols, .. } => library.refusals.extend(symbols.iter().map(refuse)),
-                    Find::Rtti { name, .. } | Find::Usdt { name, .. } => library.refusals.push(refuse(name)),
+                    Find::Rtti { name, .. } | Find::Usdt { name, .. } | Find::Refused { name, .. } => {
+                        library.refusals.push(refuse(name));
+                    }
                 }
             }
         }
@@ -150,39 +183,62 @@ fn inspect(profile: &Profile, path: &Path, name: &str, image: Result<&Image, Rea
     library
 }
 
+impl Profile {
+    fn refusal(&self, rule: &PointRule, point: &str, reason: Reason) -> Refusal {
+        // Nothing is lost where another library does the work.
+        let default = rule.default && !matches!(reason, Reason::ForwardsOnly(_));
+        Refusal { engine: self.engine.clone(), point: point.to_owned(), reason, default }
+    }
+}
+
+/// Where a symbol was found.
+#[derive(Clone, Copy)]
+enum Table {
+    Exports,
+    Local,
+}
+
 /// Finds the points of one profile in one image.
 struct Resolver<'a, 'r> {
     image: &'r Image<'a>,
+    machine: Machine,
     profile: &'r Profile,
     version: Option<Version>,
-    /// Exported functions and those of the symbol table, by name.
-    symbols: BTreeMap<&'a [u8], Symbol<'a>>,
-    frames: Option<Frames<'a>>,
+    /// The functions that the profile names: exported ones, and those of the symbol table.
+    symbols: BTreeMap<&'a [u8], (Symbol<'a>, Table)>,
+    /// Read when a symbol does not state its size.
+    frames: OnceCell<Frames<'a>>,
 }
 
 impl<'a, 'r> Resolver<'a, 'r> {
-    fn new(image: &'r Image<'a>, profile: &'r Profile, version: Option<Version>) -> Self {
-        let wanted = |find: &Find| matches!(find, Find::Symbols { .. });
-        let by_name = profile.point.iter().any(|rule| wanted(&rule.find));
+    fn new(image: &'r Image<'a>, machine: Machine, profile: &'r Profile, version: Option<Version>) -> Self {
+        let wanted: BTreeSet<String> = profile.point.iter().flat_map(|rule| rule.find.symbols()).collect();
         let mut symbols = BTreeMap::new();
-        if by_name {
-            // An exported symbol wins over one of the same name in the symbol table.
-            for symbol in image.local_symbols().chain(image.exports()) {
-                symbols.insert(symbol.name, symbol);
+        let mut add = |found: Symbol<'a>, table| {
+            if std::str::from_utf8(found.name).is_ok_and(|name| wanted.contains(name)) {
+                symbols.insert(found.name, (found, table));
             }
+        };
+        if !wanted.is_empty() {
+            // An exported symbol wins over one of the same name in the symbol table.
+            image.local_symbols().for_each(|symbol| add(symbol, Table::Local));
+            image.exports().for_each(|symbol| add(symbol, Table::Exports));
         }
-        Self { image, profile, version, symbols, frames: by_name.then(|| Frames::read(image)) }
+        Self { image, machine, profile, version, symbols, frames: OnceCell::new() }
     }
 
     fn resolve(&self, rule: &PointRule, library: &mut Library) {
         match &rule.find {
             Find::Symbols { symbols, twins, optional } => {
                 for symbol in symbols {
-                    let twins = twins.iter().map(|twin| (format!("{symbol}{twin}"), true));
-                    for (name, optional) in std::iter::once((symbol.clone(), *optional)).chain(twins) {
-                        self.symbol(rule, &name, optional, library);
+                    self.symbol(rule, symbol, *optional, library);
+                    for twin in twins {
+                        self.symbol(rule, &format!("{symbol}{twin}"), true, library);
                     }
                 }
+            }
+            Find::Refused { name, reason } => {
+                library.refusals.push(self.profile.refusal(rule, name, Reason::Known(reason.clone())));
             }
             Find::Rtti { name, rule: rtti } => match self.method(rtti) {
                 Ok(method) => {
@@ -194,15 +250,15 @@ impl<'a, 'r> Resolver<'a, 'r> {
                         library.points.push(point);
                     }
                 }
-                Err(reason) => library.refusals.push(Refusal { point: name.clone(), reason }),
+                Err(reason) => library.refusals.push(self.profile.refusal(rule, name, reason)),
             },
             Find::Usdt { name, rule: usdt } => self.sites(rule, name, usdt, library),
         }
     }
 
     fn symbol(&self, rule: &PointRule, name: &str, optional: bool, library: &mut Library) {
-        let refuse = |reason| Refusal { point: name.to_owned(), reason };
-        let Some(symbol) = self.symbols.get(name.as_bytes()) else {
+        let refuse = |reason| self.profile.refusal(rule, name, reason);
+        let Some((symbol, table)) = self.symbols.get(name.as_bytes()) else {
             if !optional {
                 library.refusals.push(refuse(Reason::NoSymbol(name.to_owned())));
             }
@@ -213,13 +269,17 @@ impl<'a, 'r> Resolver<'a, 'r> {
         }
         let bytes = match symbol.bytes {
             0 => {
-                let function =
-                    self.frames.as_ref().and_then(|frames| frames.find(self.image, symbol.address));
+                let frames = self.frames.get_or_init(|| Frames::read(self.image));
+                let function = frames.find(self.image, symbol.address);
                 function.filter(|f| f.start == symbol.address).map_or(0, |f| f.end - f.start)
             }
             bytes => bytes,
         };
-        match self.point(rule, name, symbol.address, bytes, format!("exported function {name}")) {
+        let evidence = match table {
+            Table::Exports => format!("exported function {name}"),
+            Table::Local => format!("function {name} of the symbol table"),
+        };
+        match self.point(rule, name, symbol.address, bytes, evidence) {
             // Two names of one function: one probe, or each call would count twice.
             Some(point) => {
                 match library.points.iter_mut().find(|p| p.function_offset == point.function_offset) {
@@ -238,7 +298,7 @@ impl<'a, 'r> Resolver<'a, 'r> {
         if let (Some(version), None) = (&self.profile.version, &self.version) {
             return Err(Reason::NoVersion(version.symbol.clone().unwrap_or_default()));
         }
-        rtti::find(self.image, rule, self.version.as_ref())
+        rtti::find(self.image, self.machine, rule, self.version.as_ref())
     }
 
     fn sites(&self, rule: &PointRule, name: &str, usdt: &UsdtRule, library: &mut Library) {
@@ -249,7 +309,7 @@ impl<'a, 'r> Resolver<'a, 'r> {
                     sites.into_iter().filter_map(|site| self.point(rule, name, site, 0, evidence.clone()));
                 library.points.extend(points);
             }
-            Err(reason) => library.refusals.push(Refusal { point: name.to_owned(), reason }),
+            Err(reason) => library.refusals.push(self.profile.refusal(rule, name, reason)),
         }
     }
 
@@ -264,11 +324,15 @@ impl<'a, 'r> Resolver<'a, 'r> {
     ) -> Option<Point> {
         let function_offset = self.image.offset_of(address).filter(|_| self.image.is_code(address))?;
         let max = usize::try_from(bytes).unwrap_or(usize::MAX);
-        let (delta, placement) = match self.image.bytes_at(address, max) {
-            Some(code) if bytes > 0 => placement::place(code, address),
-            _ => (0, placement::at(self.image.bytes_at(address, 16).unwrap_or_default(), address)),
+        let first = self.image.bytes_at(address, 16).unwrap_or_default();
+        let (delta, placement) = match (self.machine, self.image.bytes_at(address, max)) {
+            (Machine::X86_64, Some(code)) if bytes > 0 => placement::place(code, address),
+            (Machine::X86_64, _) => (0, placement::at(first, address)),
+            // At its entry always: after it the return address may be signed, and a return probe would replace it.
+            (Machine::Aarch64, _) => (0, aarch64::at(first)),
         };
         Some(Point {
+            engine: self.profile.engine.clone(),
             name: name.to_owned(),
             role: rule.role,
             offset: function_offset + delta,

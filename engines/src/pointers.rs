@@ -3,14 +3,11 @@
 use crate::{
     Reason,
     elf::{Image, word},
+    machine::Relocations,
 };
 
 /// Most pointers that are kept; about four times what the largest known library has.
 const MAX_POINTERS: usize = 1 << 22;
-/// Relocation types of x86-64.
-const R_64: u32 = 1;
-const R_GLOB_DAT: u32 = 6;
-const R_RELATIVE: u32 = 8;
 
 /// Addresses of the words and of what they point at, in the file's own address space.
 pub(crate) struct Pointers {
@@ -21,17 +18,17 @@ pub(crate) struct Pointers {
 }
 
 impl Pointers {
-    /// Reads the relocations of an x86-64 image.
-    pub(crate) fn read(image: &Image) -> Result<Self, Reason> {
+    /// Reads the relocations of an image.
+    pub(crate) fn read(image: &Image, kinds: Relocations) -> Result<Self, Reason> {
         let mut pointers = Self { words: Vec::new(), symbolic: Vec::new() };
-        pointers.read_rela(image)?;
+        pointers.read_rela(image, &kinds)?;
         pointers.read_relr(image)?;
         pointers.words.sort_by_key(|(word, _)| *word);
         pointers.symbolic.sort_by_key(|(word, ..)| *word);
         Ok(pointers)
     }
 
-    fn read_rela(&mut self, image: &Image) -> Result<(), Reason> {
+    fn read_rela(&mut self, image: &Image, kinds: &Relocations) -> Result<(), Reason> {
         let Some(table) = table(image, image.dynamic.rela, image.dynamic.rela_bytes)? else { return Ok(()) };
         for entry in table.chunks_exact(24) {
             let (Some(at), Some(info), Some(addend)) = (word(entry, 0), word(entry, 8), word(entry, 16))
@@ -39,16 +36,15 @@ impl Pointers {
                 continue;
             };
             let (kind, symbol) = (info as u32, (info >> 32) as u32);
-            match kind {
-                R_RELATIVE => self.push(at, addend)?,
-                R_64 | R_GLOB_DAT => {
-                    let addend = if kind == R_64 { addend } else { 0 };
-                    if let Some(address) = image.symbol_address(symbol as usize) {
-                        self.push(at, address.wrapping_add(addend))?;
-                    }
-                    self.symbolic.push((at, symbol, addend as i64));
+            // Without a symbol the addend is the value.
+            if kind == kinds.relative || kind == kinds.absolute && symbol == 0 {
+                self.push(at, addend)?;
+            } else if kind == kinds.absolute || kind == kinds.global {
+                let addend = if kind == kinds.absolute { addend } else { 0 };
+                if let Some(address) = image.symbol_address(symbol as usize) {
+                    self.push(at, address.wrapping_add(addend))?;
                 }
-                _ => {}
+                self.symbolic.push((at, symbol, addend as i64));
             }
         }
         Ok(())

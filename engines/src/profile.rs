@@ -6,7 +6,7 @@
 //! files = ["libllama.so*"]         # names of mapped files; `*` stands for any characters
 //!
 //! [[point]]
-//! symbols = ["llama_decode"]       # exported functions; or `rtti` (a C++ virtual method), or `usdt`
+//! symbols = ["llama_decode"]       # functions by name; or `rtti` (a C++ virtual method), `usdt`, `refuse` (a reason)
 //! role = "step"                    # step, launch, graph_launch, wait, copy, event_record, loader, mark, other
 //! returns = "c"                    # "c" or "noexcept": a return probe is safe; "throws", "never": entry only
 //! args = { context = 0 }           # what the integer arguments 0..=5 mean
@@ -72,6 +72,20 @@ pub(crate) enum Find {
         name: String,
         rule: UsdtRule,
     },
+    /// Cannot be probed, and why.
+    Refused {
+        name: String,
+        reason: String,
+    },
+}
+
+impl Find {
+    /// The functions that are looked up by name, twins included.
+    pub(crate) fn symbols(&self) -> Vec<String> {
+        let Self::Symbols { symbols, twins, .. } = self else { return Vec::new() };
+        let twins = twins.iter().flat_map(|twin| symbols.iter().map(move |symbol| format!("{symbol}{twin}")));
+        twins.chain(symbols.iter().cloned()).collect()
+    }
 }
 
 /// Whether a return probe is safe.
@@ -145,6 +159,7 @@ struct RawPoint {
     optional: bool,
     rtti: Option<RttiRule>,
     usdt: Option<UsdtRule>,
+    refuse: Option<String>,
 }
 
 const fn yes() -> bool {
@@ -158,16 +173,23 @@ impl TryFrom<RawPoint> for PointRule {
         if let Some((name, index)) = raw.args.iter().find(|(_, index)| **index >= REGISTER_ARGS) {
             return Err(format!("args.{name} = {index}: only the arguments 0 to 5 are in registers"));
         }
-        let find = match (raw.symbols.is_empty(), raw.rtti, raw.usdt) {
-            (false, None, None) if raw.name.is_none() => {
+        let find = match (raw.symbols.is_empty(), raw.rtti, raw.usdt, raw.refuse) {
+            (false, None, None, None) if raw.name.is_none() => {
                 Find::Symbols { symbols: raw.symbols, twins: raw.twins, optional: raw.optional }
             }
-            (false, None, None) => {
-                return Err("`name` is for `rtti` and `usdt`: symbols name themselves".into());
+            (false, None, None, None) => {
+                return Err("`name` is for `rtti`, `usdt` and `refuse`: symbols name themselves".into());
             }
-            (true, Some(rule), None) => Find::Rtti { name: raw.name.unwrap_or(rule.method.clone()), rule },
-            (true, None, Some(rule)) => Find::Usdt { name: raw.name.unwrap_or(rule.probe.clone()), rule },
-            _ => return Err("a point needs exactly one of `symbols`, `rtti`, `usdt`".into()),
+            (true, Some(rule), None, None) => {
+                Find::Rtti { name: raw.name.unwrap_or(rule.method.clone()), rule }
+            }
+            (true, None, Some(rule), None) => {
+                Find::Usdt { name: raw.name.unwrap_or(rule.probe.clone()), rule }
+            }
+            (true, None, None, Some(reason)) => {
+                Find::Refused { name: raw.name.ok_or("`refuse` needs a `name`")?, reason }
+            }
+            _ => return Err("a point needs exactly one of `symbols`, `rtti`, `usdt`, `refuse`".into()),
         };
         Ok(Self { find, role: raw.role, returns: raw.returns, args: raw.args, default: raw.default })
     }
@@ -211,13 +233,20 @@ impl Pattern {
 }
 
 /// The profiles that are built in.
-const BUILTIN: [&str; 5] = [
+const BUILTIN: [&str; 9] = [
     include_str!("../profiles/tensorrt.toml"),
     include_str!("../profiles/tensorrt_rtx.toml"),
+    include_str!("../profiles/tensorrt_python.toml"),
+    include_str!("../profiles/llama.toml"),
+    include_str!("../profiles/onnxruntime.toml"),
     include_str!("../profiles/cuda.toml"),
+    include_str!("../profiles/cudart.toml"),
     include_str!("../profiles/loader.toml"),
     include_str!("../profiles/marks.toml"),
 ];
+
+/// Profiles that are built in and used only when asked for, by name.
+const OPTIONAL: [(&str, &str); 1] = [("cuda_graph", include_str!("../profiles/optional/cuda_graph.toml"))];
 
 /// A set of profiles: the built-in ones and those that the user added.
 #[derive(Clone, Debug)]
@@ -233,17 +262,20 @@ impl Profiles {
         Self { profiles: BUILTIN.iter().filter_map(|text| toml::from_str(text).ok()).collect() }
     }
 
-    /// Adds a profile of the user; it replaces one that has the same `engine`.
+    /// Adds a profile of the user, or an optional one by its name (`cuda_graph`); it replaces one that has the same
+    /// `engine`, and comes before the others: what it says of a function holds.
     ///
     /// # Errors
     /// When the file cannot be read or is not a profile; the message names the file, line and key.
     pub fn load(&mut self, path: &Path) -> Result<(), ProfileError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| ProfileError::Read { path: path.to_owned(), source })?;
+        let text = match OPTIONAL.iter().find(|(name, _)| Path::new(name) == path) {
+            Some((_, text)) => (*text).to_owned(),
+            None => std::fs::read_to_string(path)
+                .map_err(|source| ProfileError::Read { path: path.to_owned(), source })?,
+        };
         let profile: Profile = toml::from_str(&text)
             .map_err(|source| ProfileError::Parse { path: path.to_owned(), source: Box::new(source) })?;
         self.profiles.retain(|known| known.engine != profile.engine);
-        // A user's profile goes first: where two concern one file, the first names it.
         self.profiles.insert(0, profile);
         Ok(())
     }
@@ -284,7 +316,12 @@ mod tests {
         for text in BUILTIN {
             parse(text).unwrap_or_else(|error| panic!("{error}\nin:\n{text}"));
         }
-        assert_eq!(Profiles::builtin().profiles.len(), BUILTIN.len());
+        let mut profiles = Profiles::builtin();
+        assert_eq!(profiles.profiles.len(), BUILTIN.len());
+        for (name, _) in OPTIONAL {
+            profiles.load(Path::new(name)).unwrap();
+            assert_eq!(profiles.profiles[0].engine, name);
+        }
     }
 
     #[test]
@@ -314,6 +351,8 @@ mod tests {
         assert!(text.contains("args.stream = 6") && text.contains("line"), "{text}");
         let text = error("role = \"step\"\nreturns = \"c\"\n");
         assert!(text.contains("exactly one of"), "{text}");
+        let text = error("role = \"step\"\nreturns = \"never\"\nrefuse = \"no symbol\"\n");
+        assert!(text.contains("`refuse` needs a `name`"), "{text}");
         let text = error("symbol = [\"f\"]\nrole = \"step\"\nreturns = \"c\"\n");
         assert!(text.contains("unknown field `symbol`") && text.contains("line 5"), "{text}");
     }

@@ -6,9 +6,9 @@
 
 use std::ops::Range;
 
-use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, Register};
-
-use crate::{Reason, elf::Image, frames::Frames, pointers::Pointers, profile::RttiRule, version::Version};
+use crate::{
+    Machine, Reason, elf::Image, frames::Frames, pointers::Pointers, profile::RttiRule, version::Version,
+};
 
 /// Classes that derive from the base; NVIDIA's libraries have fewer than ten.
 const MAX_CLASSES: usize = 64;
@@ -35,8 +35,14 @@ pub(crate) struct Method {
 }
 
 /// Finds the method of `rule` in a library of that version.
-pub(crate) fn find(image: &Image, rule: &RttiRule, version: Option<&Version>) -> Result<Method, Reason> {
-    let search = Search { image, rule, pointers: Pointers::read(image)?, frames: Frames::read(image) };
+pub(crate) fn find(
+    image: &Image,
+    machine: Machine,
+    rule: &RttiRule,
+    version: Option<&Version>,
+) -> Result<Method, Reason> {
+    let pointers = Pointers::read(image, machine.relocations())?;
+    let search = Search { image, machine, rule, pointers, frames: Frames::read(image) };
     let types = search.types();
     let table_slot = version.and_then(|version| {
         rule.slots.iter().filter(|slot| slot.from <= *version).max_by_key(|slot| &slot.from)
@@ -106,6 +112,7 @@ struct Candidate {
 
 struct Search<'a, 'r> {
     image: &'r Image<'a>,
+    machine: Machine,
     rule: &'r RttiRule,
     pointers: Pointers,
     frames: Frames<'a>,
@@ -252,7 +259,10 @@ impl Search<'_, '_> {
         };
         if !self_named {
             let name = class();
-            if self.forwards(entry) || self.rule.forwarders.iter().any(|part| name.contains(part.as_str())) {
+            let code = self.image.bytes_at(entry, 32).unwrap_or_default();
+            if self.machine.forwards(code, entry)
+                || self.rule.forwarders.iter().any(|part| name.contains(part.as_str()))
+            {
                 return Ok(Slot::Forwarder);
             }
         }
@@ -295,28 +305,6 @@ impl Search<'_, '_> {
         };
         let bytes = usize::try_from(function.end - function.start).unwrap_or(usize::MAX).min(MAX_BODY);
         let code = self.image.bytes_at(function.start, bytes).unwrap_or_default();
-        Decoder::with_ip(64, code, function.start, DecoderOptions::NONE).iter().any(|instruction| {
-            instruction.code() == Code::Lea_r64_m
-                && instruction.is_ip_rel_memory_operand()
-                && self.image.is_c_str(instruction.ip_rel_memory_address(), name.as_bytes())
-        })
-    }
-
-    /// Whether a function only passes the call on: `this = this->inner; jmp this->vtable[slot]`.
-    fn forwards(&self, entry: u64) -> bool {
-        let code = self.image.bytes_at(entry, 32).unwrap_or_default();
-        let mut decoder = Decoder::with_ip(64, code, entry, DecoderOptions::NONE);
-        let code: Vec<Instruction> = decoder.iter().filter(|i| i.code() != Code::Endbr64).take(3).collect();
-        let [inner, vtable, jump] = &code[..] else { return false };
-        let loads = |instruction: &Instruction, to: Option<Register>| {
-            instruction.code() == Code::Mov_r64_rm64
-                && instruction.memory_base() == Register::RDI
-                && instruction.memory_index() == Register::None
-                && to.is_none_or(|register| instruction.op0_register() == register)
-        };
-        loads(inner, Some(Register::RDI))
-            && loads(vtable, None)
-            && jump.mnemonic() == Mnemonic::Jmp
-            && jump.memory_base() == vtable.op0_register()
+        self.machine.forms(code, function.start, |address| self.image.is_c_str(address, name.as_bytes()))
     }
 }

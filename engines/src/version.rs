@@ -2,10 +2,9 @@
 
 use std::{cmp::Ordering, fmt};
 
-use iced_x86::{Code, Decoder, DecoderOptions, Mnemonic, OpKind, Register};
 use serde::Deserialize;
 
-use crate::{elf::Image, profile::VersionRule};
+use crate::{Machine, elf::Image, profile::VersionRule};
 
 /// Most parts of a version that are looked at.
 const MAX_PARTS: usize = 6;
@@ -108,25 +107,7 @@ fn from_packed(image: &Image, rule: &VersionRule) -> Option<Version> {
 fn constant(image: &Image, name: &str) -> Option<u32> {
     let address = image.exports().find(|symbol| symbol.name == name.as_bytes())?.address;
     let code = image.bytes_at(address, 32).filter(|_| image.is_code(address))?;
-    let mut value = None;
-    for instruction in Decoder::with_ip(64, code, address, DecoderOptions::NONE).iter().take(4) {
-        match instruction.code() {
-            Code::Endbr64 | Code::Nopd | Code::Nopw => {}
-            Code::Mov_r32_imm32 if instruction.op0_register() == Register::EAX => {
-                value = Some(instruction.immediate32());
-            }
-            _ if instruction.mnemonic() == Mnemonic::Xor
-                && instruction.op1_kind() == OpKind::Register
-                && instruction.op0_register() == Register::EAX
-                && instruction.op1_register() == Register::EAX =>
-            {
-                value = Some(0);
-            }
-            _ if instruction.mnemonic() == Mnemonic::Ret => return value,
-            _ => return None,
-        }
-    }
-    None
+    Machine::from_elf(image.machine())?.constant(code, address)
 }
 
 #[cfg(test)]

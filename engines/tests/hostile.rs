@@ -19,11 +19,18 @@ static FILES: LazyLock<Vec<(&str, Vec<u8>)>> = LazyLock::new(|| {
     vec![
         ("libnvinfer.so.10", read(&["-O2"])),
         ("libnvinfer.so.10", read(&["-O0", "-Wl,-z,pack-relative-relocs", "-Wl,--no-eh-frame-hdr"])),
+        ("libnvinfer.so.10", for_aarch64(read(&["-O2"]))),
         ("libcuda.so.1", read(&["-O2", "-Wl,--hash-style=sysv"])),
         // The start of a larger file, its notes lost.
         ("ld-linux-x86-64.so.2", program[..program.len().min(1 << 16)].to_vec()),
     ]
 });
+
+/// The file, as if it were for AArch64.
+fn for_aarch64(mut data: Vec<u8>) -> Vec<u8> {
+    data[18] = 183;
+    data
+}
 
 /// Offsets that matter more than others: the headers and the dynamic section come first or last.
 fn place(length: usize) -> impl Strategy<Value = usize> {
@@ -51,7 +58,7 @@ proptest! {
 
     #[test]
     fn damaged_libraries((name, data) in damage()) {
-        let library = PROFILES.inspect(Path::new(name), &data);
+        let library = PROFILES.examine(Path::new(name), &data);
         for point in library.iter().flat_map(|library| &library.points) {
             prop_assert!(point.offset < data.len() as u64);
         }
@@ -65,7 +72,7 @@ proptest! {
             data[..start.len()].copy_from_slice(start);
         }
         for name in ["libnvinfer.so", "libcuda.so.1", "other", ""] {
-            let _ = PROFILES.inspect(Path::new(name), &data);
+            let _ = PROFILES.examine(Path::new(name), &data);
         }
     }
 }

@@ -186,7 +186,9 @@ impl Attacher {
                 None
             }
         };
-        for refusal in library.iter().flat_map(|library| &library.refusals) {
+        // What would not be probed anyway is for `tracer probes` to tell.
+        let refusals = library.iter().flat_map(|library| &library.refusals);
+        for refusal in refusals.filter(|refusal| refusal.default) {
             self.notice(process, file, format!("{}: {}", refusal.point, refusal.reason));
         }
         self.libraries.insert(key, library.clone());
@@ -219,14 +221,14 @@ impl Attacher {
                 }
             }
             self.next_point += 1;
-            self.points.push((process, format!("{}:{}", library.engine, point.name)));
+            self.points.push((process, format!("{}:{}", point.engine, point.name)));
             attached.steps += usize::from(point.role == Role::Step);
             attached.marks += usize::from(point.role == Role::Mark);
             out.push(Event::Point(Point {
                 id,
                 time_ns: now_ns,
                 process,
-                engine: library.engine.clone(),
+                engine: point.engine.clone(),
                 name: point.name.clone(),
                 role: point.role,
                 library: file.path.clone(),
