@@ -2,6 +2,7 @@
 
 mod command;
 mod demo;
+mod real_libs;
 mod setup;
 mod test;
 
