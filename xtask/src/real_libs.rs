@@ -15,7 +15,7 @@ use std::process::Command;
 pub(crate) enum Which {
     /// The newest lean TensorRT and the CUDA runtime: 50 MB to fetch.
     Small,
-    /// All that the tests know: 5 GB to fetch.
+    /// All that the tests know: about 3 GB to fetch, 3 GB on disk.
     All,
 }
 
