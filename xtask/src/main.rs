@@ -5,6 +5,7 @@ mod bench;
 mod command;
 mod demo;
 mod fuzz;
+mod real_libs;
 mod setup;
 mod test;
 
