@@ -1,4 +1,3 @@
-//! Development commands: `cargo xtask setup|test|demo|fuzz`.
 //! Development commands: `cargo xtask setup|test|demo|bench|fuzz`.
 
 mod bench;
