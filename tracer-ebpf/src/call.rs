@@ -44,15 +44,32 @@ pub struct Call {
     pub ret: u64,
 }
 
-/// Key of the map of open calls.
+/// A call that has begun and not returned.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-pub struct OpenKey {
-    pub tid: u32,
+pub struct OpenCall {
+    pub begin_ns: u64,
+    pub sp: u64,
+    pub args: [u64; 6],
+    pub point: u32,
+    pub parent_point: u32,
+}
+
+/// The open calls of one thread: value of the map [`crate::maps::OPEN`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct ThreadCalls {
+    /// See [`crate::Target::start_ticks`].
+    pub start_ticks: u64,
+    pub tgid: u32,
+    /// How many of `calls` are open.
     pub depth: u32,
+    /// Outermost first.
+    pub calls: [OpenCall; MAX_DEPTH as usize],
 }
 
 const _: () = assert!(size_of::<Call>() == 136);
+const _: () = assert!(size_of::<ThreadCalls>() == 1168);
 
 /// Attach cookie of a call probe: the point id, and in bit 32 whether a return probe is attached too.
 #[must_use]

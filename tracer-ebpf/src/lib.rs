@@ -38,7 +38,7 @@ pub mod maps {
     pub const BULK: &str = "BULK";
     /// `tgid → Target`: the processes that are traced.
     pub const TARGETS: &str = "TARGETS";
-    /// `OpenKey → OpenCall`: calls that have begun and not returned.
+    /// `tid → call::ThreadCalls`: calls that have begun and not returned.
     pub const OPEN: &str = "OPEN";
     /// Per-CPU array of u64, indexed by [`crate::Counter`].
     pub const COUNTERS: &str = "COUNTERS";

@@ -84,9 +84,29 @@ impl Record {
     }
 }
 
-/// The event of a call record, also as read from the map of open calls.
-#[must_use]
-pub fn call_of(record: &tracer_abi::Call) -> Call {
+/// The calls that a thread was in when the recording stopped, outermost first.
+pub fn open_calls_of(
+    tid: u32,
+    thread: &call::ThreadCalls,
+    stop_ns: u64,
+) -> impl Iterator<Item = Call> + use<'_> {
+    let process = ProcessId { tgid: thread.tgid, start_ticks: thread.start_ticks };
+    let origin = Origin { time_ns: stop_ns, process, tid, cpu: 0 };
+    (0u32..).zip(&thread.calls).take(thread.depth as usize).map(move |(depth, open)| Call {
+        origin,
+        point: open.point,
+        parent_point: (open.parent_point != call::NO_PARENT).then_some(open.parent_point),
+        depth,
+        begin_ns: open.begin_ns,
+        end_ns: stop_ns,
+        end: CallEnd::Open,
+        sp: open.sp,
+        args: open.args,
+        ret: 0,
+    })
+}
+
+fn call_of(record: &tracer_abi::Call) -> Call {
     let header = &record.header;
     let end = match header.flags {
         call::RETURNED => CallEnd::Returned,

@@ -51,7 +51,7 @@ pub(crate) struct Kernel {
     pub(crate) vital: RingBuf<MapData>,
     pub(crate) bulk: RingBuf<MapData>,
     pub(crate) targets: HashMap<MapData, u32, [u64; 2]>,
-    pub(crate) open_calls: HashMap<MapData, [u32; 2], [u64; 17]>,
+    pub(crate) open_calls: HashMap<MapData, u32, [u64; CALLS_WORDS]>,
     pub(crate) sleepers: HashMap<MapData, u32, [u64; SCHED_WORDS]>,
     pub(crate) counters: PerCpuArray<MapData, u64>,
     pub(crate) hits: PerCpuArray<MapData, u64>,
@@ -61,7 +61,7 @@ pub(crate) struct Kernel {
 }
 
 pub(crate) const SCHED_WORDS: usize = size_of::<tracer_abi::Sched>() / 8;
-const _: () = assert!(size_of::<tracer_abi::Call>() == 17 * 8);
+pub(crate) const CALLS_WORDS: usize = size_of::<tracer_abi::call::ThreadCalls>() / 8;
 
 impl Kernel {
     /// Loads everything; attaches the scheduler, process and sampling programs where the machine has them.

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use aya::maps::{MapData, RingBuf};
 use engines::{Profiles, Role};
-use tracer_abi::{Counter, TARGET_FOLLOW, Target, call, sched};
+use tracer_abi::{Counter, TARGET_FOLLOW, Target, sched};
 
 use super::{
     Missing, Options, ProbeError,
@@ -16,7 +16,7 @@ use super::{
 use crate::{
     event::{
         Event, Origin, Process, ProcessAction, ProcessId,
-        record::{RawStack, Record, RecordError, call_of},
+        record::{RawStack, Record, RecordError, open_calls_of},
         sorter::Sorter,
         stack::{MappingIndex, StackTable},
     },
@@ -331,13 +331,11 @@ impl Session {
     }
 
     fn open_calls(&mut self, stop_ns: u64) {
-        let open: Vec<_> = self.kernel.open_calls.iter().filter_map(Result::ok).collect();
-        for (_, words) in open {
-            let mut record: tracer_abi::Call = bytemuck::cast(words);
-            record.header.flags = call::OPEN;
-            record.header.time_ns = stop_ns;
-            record.end_ns = stop_ns;
-            self.sorter.push(stop_ns, Pending::Record(Record::Call(call_of(&record))));
+        let threads: Vec<_> = self.kernel.open_calls.iter().filter_map(Result::ok).collect();
+        for (tid, words) in threads {
+            for call in open_calls_of(tid, &bytemuck::cast(words), stop_ns) {
+                self.sorter.push(stop_ns, Pending::Record(Record::Call(call)));
+            }
         }
     }
 
