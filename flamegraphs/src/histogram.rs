@@ -149,6 +149,7 @@ fn draw_marks(svg: &mut Svg, panel: &Panel, bars: Rect, x: LogScale) {
     let title_end = LEFT + NAME.width(&panel_title(panel, 0)) + 40.0;
     // Where each row of labels is still free: the upper one begins after the title.
     let mut free = [LEFT, title_end];
+    let mut labels = Vec::new();
     for (at, label) in marks {
         let width = MARK.width(&label);
         // Right of its line, or left of it at the end of the axis.
@@ -158,6 +159,12 @@ fn draw_marks(svg: &mut Svg, panel: &Panel, bars: Rect, x: LogScale) {
         free[row] = left + width + 8.0;
         let y = bars.y - 6.0 - row as f64 * 17.0;
         svg.line(&[(at, y - 10.0), (at, bars.bottom())], MARK_STROKE, Some(&label));
+        labels.push((left, y, label));
+    }
+    // After all lines, each on white, so that no line runs through a label.
+    for (left, y, label) in labels {
+        let behind = Rect { x: left - 1.0, y: y - 11.0, width: MARK.width(&label) * 0.92, height: 14.0 };
+        svg.rect(behind, "fill=\"#ffffff\" fill-opacity=\"0.85\"", None);
         svg.text(left, y, MARK, &label);
     }
 }

@@ -115,7 +115,7 @@ fn only_the_target() -> Result<()> {
     other.line(&mut session, &mut events)?;
     target.tell()?;
     target.line(&mut session, &mut events)?;
-    let ledger = session.stop(&mut events);
+    let ledger = session.stop(&mut events).ledger;
     let hits: u64 =
         ledger.iter().filter(|row| row.name == "hits:fixture:fixture_work").map(|row| row.count).sum();
     ensure!(hits == 1000, "{hits} hits");
@@ -135,7 +135,7 @@ fn full_ring_is_counted() -> Result<()> {
     let mut events = Vec::new();
     running.tell()?;
     running.wait_line()?;
-    let ledger = session.stop(&mut events);
+    let ledger = session.stop(&mut events).ledger;
     let count = |name: &str| ledger.iter().filter(|row| row.name == name).map(|row| row.count).sum::<u64>();
     let calls = events.iter().filter(|event| matches!(event, tracer::event::Event::Call(_))).count() as u64;
     ensure!(count("vital_dropped") > 0, "nothing was dropped: the test needs a smaller ring");

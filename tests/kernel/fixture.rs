@@ -185,7 +185,7 @@ pub(crate) fn trace(arguments: &[&str], options: Options) -> Result<Trace> {
     running.tell()?;
     let line = running.line(&mut session, &mut events)?;
     let said = line.strip_prefix("done ").with_context(|| format!("the fixture says {line:?}"))?.to_owned();
-    let ledger = session.stop(&mut events);
+    let ledger = session.stop(&mut events).ledger;
     let pid = running.pid();
     running.end()?;
     Ok(Trace { pid, said, events, ledger })

@@ -1,1 +1,4 @@
-//! To be written.
+//! What the benchmarks compute and print, apart from what they measure.
+
+pub mod stats;
+pub mod table;

@@ -1,7 +1,9 @@
-//! Development commands: `cargo xtask setup|test|demo`.
+//! Development commands: `cargo xtask setup|test|demo|bench|fuzz`.
 
+mod bench;
 mod command;
 mod demo;
+mod fuzz;
 mod real_libs;
 mod setup;
 mod test;
@@ -24,6 +26,10 @@ enum Task {
     Test(test::Options),
     /// Record a server on a simulated GPU under load, and leave a report and pictures in demo/.
     Demo(demo::Options),
+    /// Measure what probes and recordings cost, as ratios within one run; needs root and an otherwise idle machine.
+    Bench(bench::Options),
+    /// Fuzz the parsers of outside bytes.
+    Fuzz(fuzz::Options),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -31,5 +37,7 @@ fn main() -> anyhow::Result<()> {
         Task::Setup => setup::run(),
         Task::Test(options) => test::run(&options),
         Task::Demo(options) => demo::run(&options),
+        Task::Bench(options) => bench::run(&options),
+        Task::Fuzz(options) => fuzz::run(&options),
     }
 }

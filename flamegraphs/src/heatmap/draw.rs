@@ -304,10 +304,10 @@ impl Picture<'_> {
     }
 }
 
-/// An id for one line of text, `(no id)` when it is empty.
+/// An id for one line of text, `(unknown)` when it is empty.
 fn one_line(id: &str, longest: usize) -> String {
     if id.is_empty() {
-        return "(no id)".to_owned();
+        return "(unknown)".to_owned();
     }
     shorten(id, longest).replace(['\n', '\r'], " ")
 }

@@ -4,8 +4,8 @@ use super::{Axis, HeatmapInput, Point};
 use crate::Error;
 use crate::scale::{bin, log_edges, nice_at_least, nice_time_at_least};
 /// Most columns and rows of a heatmap.
-const COLUMNS: usize = 100;
-const ROWS: usize = 44;
+const COLUMNS: usize = 125;
+const ROWS: usize = 90;
 
 /// How many ids of a cell are kept.
 pub(super) const SLOWEST: usize = 5;
@@ -186,7 +186,7 @@ mod tests {
         let edges = column_edges(&axis, 0);
         assert_eq!((edges.len(), edges[1]), (101, 200_000_000));
         let axis = Axis::Time { name: String::new(), range: 0..3_600_000_000_000 };
-        assert_eq!(column_edges(&axis, 0)[1], 60_000_000_000);
+        assert_eq!(column_edges(&axis, 0)[1], 30_000_000_000);
         assert_eq!(column_edges(&Axis::TokenIndex, 49).len(), 51);
         assert_eq!(column_edges(&Axis::LogTokenIndex, 0), [0, 1]);
         assert_eq!(column_edges(&Axis::LogTokenIndex, 3), [0, 1, 2, 3, 4]);

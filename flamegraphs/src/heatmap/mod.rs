@@ -17,7 +17,7 @@ pub struct Point<'a> {
     pub x: u64,
     /// The latency, ns.
     pub latency_ns: u64,
-    /// Whose it is; shown (shortened) among the slowest of a cell.
+    /// Whose it is; shown (shortened) among the slowest of a cell. Empty: `(unknown)`.
     pub id: &'a str,
 }
 

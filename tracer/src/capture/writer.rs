@@ -51,6 +51,8 @@ pub struct Writer {
     /// Last value that was written of each line of the ledger.
     counters: HashMap<(Option<ProcessId>, String), u64>,
     rows_lost: u64,
+    /// CLOCK_MONOTONIC ns at which the recording ended, if it is not when the writer is closed.
+    ended_ns: Option<u64>,
 }
 
 impl Writer {
@@ -62,7 +64,14 @@ impl Writer {
     pub fn create(dir: &Path, meta: Meta) -> Result<Self> {
         let folder = Folder::create(dir)?;
         meta.write(&folder)?;
-        Ok(Self { folder, meta, tables: Writers::default(), counters: HashMap::new(), rows_lost: 0 })
+        Ok(Self {
+            folder,
+            meta,
+            tables: Writers::default(),
+            counters: HashMap::new(),
+            rows_lost: 0,
+            ended_ns: None,
+        })
     }
 
     /// Appends an event. Each table should get its events in order of [`Event::time_ns`], as far as that is known.
@@ -146,13 +155,19 @@ impl Writer {
         self.meta.write(&self.folder)
     }
 
+    /// Says when the recording ended (CLOCK_MONOTONIC ns), where that was before the last events were written.
+    pub fn set_ended(&mut self, ended_ns: u64) {
+        self.ended_ns = Some(ended_ns);
+    }
+
     /// Ends the recording: writes the rest and notes the time in `meta.json`. [`finish`](super::finish) is next.
     ///
     /// # Errors
     /// As [`flush`](Self::flush) and [`update_meta`](Self::update_meta).
     pub fn close(mut self) -> Result<()> {
         let flushed = self.flush();
-        let noted = self.update_meta(|meta| meta.ended_monotonic_ns = Some(monotonic_ns()));
+        let ended_ns = self.ended_ns.unwrap_or_else(monotonic_ns);
+        let noted = self.update_meta(|meta| meta.ended_monotonic_ns = Some(ended_ns));
         flushed.and(noted)
     }
 }

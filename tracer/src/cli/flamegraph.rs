@@ -74,7 +74,10 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Names of the frames of each stack, root first.
+/// Rust's runtime marks by this function where a thread's own code begins; below it there is only how threads start.
+const RUST_PROGRAM_BEGINS: &str = "__rust_begin_short_backtrace";
+
+/// Names of the frames of each stack, root first, from where the program's own code begins.
 struct Stacks {
     names: HashMap<StackId, Vec<String>>,
     cuts: HashMap<StackId, StackCut>,
@@ -90,7 +93,12 @@ impl Stacks {
                 FrameKind::Kernel => format!("{}_[k]", frame.label()),
                 FrameKind::User => frame.label(),
             };
-            names.entry(frame.stack).or_default().push(label);
+            let names = names.entry(frame.stack).or_default();
+            if label.contains(RUST_PROGRAM_BEGINS) {
+                names.clear();
+            } else {
+                names.push(label);
+            }
         }
         Self { names, cuts }
     }
@@ -142,10 +150,18 @@ mod tests {
             frame(1, 1, FrameKind::User, "write"),
             frame(1, 2, FrameKind::User, "main"),
             frame(2, 0, FrameKind::User, "leaf"),
+            frame(3, 0, FrameKind::User, "work"),
+            frame(3, 1, FrameKind::User, "std::sys::backtrace::__rust_begin_short_backtrace"),
+            frame(3, 2, FrameKind::User, "start_thread"),
         ];
         let stacks = Stacks::new(frames, HashMap::from([(StackId(2), StackCut::FramePointers)]));
         let root = || ["req".to_owned(), "decode".to_owned()];
-        let weights = vec![(root(), Some(StackId(1)), 1), (root(), Some(StackId(2)), 2), (root(), None, 3)];
+        let weights = vec![
+            (root(), Some(StackId(1)), 1),
+            (root(), Some(StackId(2)), 2),
+            (root(), None, 3),
+            (root(), Some(StackId(3)), 4),
+        ];
         let named: Vec<String> = stacks
             .named(Rooted { weights, ..Rooted::default() })
             .map(|(stack, weight)| format!("{} {weight}", stack.join(";")))
@@ -156,6 +172,7 @@ mod tests {
                 "req;decode;main;write;tcp_sendmsg_[k] 1",
                 "req;decode;[truncated: no frame pointer];leaf 2",
                 "req;decode;[no stack] 3",
+                "req;decode;work 4",
             ]
         );
     }

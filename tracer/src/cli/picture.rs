@@ -41,22 +41,18 @@ fn name(request: &Request) -> String {
     }
 }
 
-/// Where, when and how long, then the facts given, then what is missing.
+/// When and how long, then the facts given, what is missing, and last what was traced: a picture cuts a line that is
+/// too long, and a command line may be.
 pub(crate) fn subtitle(tables: &Tables, facts: &[String]) -> String {
     let Meta { target, host, started_realtime_ns, .. } = &tables.meta;
     let mut parts = Vec::new();
-    if !target.is_empty() {
-        parts.push(target.clone());
-    }
-    if !host.is_empty() {
-        parts.push(host.clone());
-    }
     if *started_realtime_ns > 0 {
         parts.extend(utc(*started_realtime_ns));
     }
     parts.push(flamegraphs::duration(span_ns(tables)));
     parts.extend_from_slice(facts);
     parts.push(missing(&tables.ledger));
+    parts.extend([host, target].into_iter().filter(|part| !part.is_empty()).cloned());
     parts.join(" · ")
 }
 

@@ -20,7 +20,7 @@ use super::{EXIT_NOTHING_SEEN, duration, target};
 use crate::{
     capture::{self, Meta, MetaProcess, Writer},
     event::Event,
-    probe::{DRAIN_INTERVAL, Options, Progress, Session, process},
+    probe::{DRAIN_INTERVAL, Options, Progress, Session, Stopped, process},
 };
 
 /// Record what a model server does into a capture
@@ -98,7 +98,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let folder = args.output.clone().unwrap_or_else(default_folder);
     let writer = Writer::create(&folder, meta(args, &chosen))?;
     for found in &chosen.processes {
-        session.add(found)?;
+        if chosen.is_held() { session.add_before_exec(found)? } else { session.add(found)? }
     }
     chosen.let_go()?;
     let mut recording = Recording { session, writer, events: Vec::new(), quiet: args.quiet, failed: None };
@@ -194,10 +194,13 @@ impl Recording {
     }
 
     fn finish(mut self, folder: &Path, elapsed: Duration) -> Result<Summary> {
-        let progress = self.session.progress();
+        if !self.quiet && std::io::stderr().is_terminal() {
+            eprintln!("taking the probes away and finishing the capture …");
+        }
         let coverage = self.session.coverage();
+        self.writer.set_ended(crate::probe::monotonic_ns());
         let mut rest = Vec::new();
-        let ledger = self.session.stop(&mut rest);
+        let Stopped { ledger, progress } = self.session.stop(&mut rest);
         for event in rest {
             self.writer.write(&event)?;
         }

@@ -30,6 +30,11 @@ struct Started {
 }
 
 impl Chosen {
+    /// Whether the process waits to become the command.
+    pub(crate) fn is_held(&self) -> bool {
+        self.started.is_some()
+    }
+
     /// Lets the command begin, once its process is a target.
     pub(crate) fn let_go(&mut self) -> Result<()> {
         if let Some(mut go) = self.started.as_mut().and_then(|started| started.go.take()) {

@@ -76,9 +76,11 @@ impl StackTable {
         if let Some(id) = self.ids.get(&key) {
             return Some((*id, None));
         }
-        let cut = match key.2.len() {
-            0 => Some(StackCut::Unreadable),
-            length if length >= MAX_USER_FRAMES => Some(StackCut::Depth),
+        let cut = match key.2.as_slice() {
+            [] => Some(StackCut::Unreadable),
+            frames if frames.len() >= MAX_USER_FRAMES => Some(StackCut::Depth),
+            // A frame pointer that was used for something else: the walk ended outside of any code.
+            [.., Frame { mapping: None, .. }] => Some(StackCut::FramePointers),
             _ => None,
         };
         let stack = Stack { id: next, time_ns, process, kernel: key.1.clone(), user: key.2.clone(), cut };

@@ -57,19 +57,12 @@ impl Attached {
     }
 }
 
-/// Takes probes away. The kernel waits about 0.1 s for each until no CPU can be inside it; the waits overlap.
-pub(crate) fn detach(links: Vec<UProbeLink>) {
-    const THREADS: usize = 64;
-    let mut groups: Vec<Vec<UProbeLink>> = Vec::new();
-    groups.resize_with(THREADS.min(links.len()), Vec::new);
-    for (index, link) in links.into_iter().enumerate() {
-        groups[index % THREADS].push(link);
+/// Takes probes away in the background: the kernel waits about 0.1 s for each, one after the other, until no CPU can be
+/// inside it.
+fn detach_later(links: Vec<UProbeLink>) {
+    if !links.is_empty() {
+        std::thread::spawn(move || drop(links));
     }
-    std::thread::scope(|scope| {
-        for group in groups {
-            scope.spawn(move || drop(group));
-        }
-    });
 }
 
 /// All processes of a recording.
@@ -100,7 +93,9 @@ impl Attacher {
     /// The process is new or runs another program now: nothing that was known of it holds.
     pub(crate) fn begin_program(&mut self, process: ProcessId, time_ns: u64) {
         let attached = Attached { stale: true, began_ns: Some(time_ns), ..Attached::default() };
-        self.processes.insert(process, attached);
+        if let Some(mut before) = self.processes.insert(process, attached) {
+            detach_later(before.take_links());
+        }
     }
 
     /// Looks at what the process maps; attaches what is new. `out` receives mappings and points.

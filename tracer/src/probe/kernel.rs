@@ -229,7 +229,10 @@ fn chain(error: impl std::error::Error + 'static) -> String {
     text
 }
 
-const CAPABILITIES: [(u32, &str); 3] = [(39, "CAP_BPF"), (38, "CAP_PERFMON"), (19, "CAP_SYS_PTRACE")];
+const CAPABILITIES: [(u32, &str); 3] =
+    [(39, "CAP_BPF"), (38, "CAP_PERFMON"), (CAP_SYS_PTRACE, "CAP_SYS_PTRACE")];
+const CAP_SYS_PTRACE: u32 = 19;
+/// Includes CAP_BPF and CAP_PERFMON.
 const CAP_SYS_ADMIN: u32 = 21;
 
 /// Whether the process may load and attach; asks before trying, since the kernel's own answer is a bare EPERM.
@@ -239,7 +242,7 @@ fn check_privileges() -> Result<(), ProbeError> {
     let has = |capability: u32| status.capeff >> capability & 1 == 1;
     let missing: Vec<&str> = CAPABILITIES
         .iter()
-        .filter(|(number, _)| !has(*number) && !(has(CAP_SYS_ADMIN) && *number != 19))
+        .filter(|(number, _)| !has(*number) && (*number == CAP_SYS_PTRACE || !has(CAP_SYS_ADMIN)))
         .map(|(_, name)| *name)
         .collect();
     if missing.is_empty() { Ok(()) } else { Err(ProbeError::Privileges { missing: missing.join(", ") }) }

@@ -18,4 +18,4 @@ pub(crate) use attach::read as read_mapped;
 pub use clock::monotonic_ns;
 pub use error::ProbeError;
 pub use kernel::{Missing, Options};
-pub use session::{DRAIN_INTERVAL, Progress, Session};
+pub use session::{DRAIN_INTERVAL, Progress, Session, Stopped};

@@ -8,7 +8,7 @@ use tracer_abi::{Counter, TARGET_FOLLOW, Target, call, sched};
 
 use super::{
     Missing, Options, ProbeError,
-    attach::{Attached, Attacher, Notice, detach},
+    attach::{Attached, Attacher, Notice},
     clock::{bracket, monotonic_ns},
     kernel::Kernel,
     process::{self, Found},
@@ -43,6 +43,13 @@ pub struct Progress {
     pub steps: u64,
     pub tokens: u64,
     pub dropped: u64,
+}
+
+/// What a recording came to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stopped {
+    pub ledger: Vec<LedgerRow>,
+    pub progress: Progress,
 }
 
 /// Probes in the kernel and in the targets, and everything that turns their records into ordered events.
@@ -86,7 +93,7 @@ impl Session {
             loader_points: Vec::new(),
             progress: Progress::default(),
             next_bracket_ns: 0,
-            next_rescan_ns: 0,
+            next_rescan_ns: monotonic_ns() + RESCAN_NS,
             brackets: 0,
             gaps: BTreeMap::new(),
         })
@@ -97,6 +104,15 @@ impl Session {
     /// # Errors
     /// The process is gone, or the map of targets is full.
     pub fn add(&mut self, found: &Found) -> Result<(), ProbeError> {
+        self.add_before_exec(found)?;
+        self.scan(found.id)
+    }
+
+    /// As [`Session::add`], for a process that is about to execute another program: what it maps now does not matter.
+    ///
+    /// # Errors
+    /// The map of targets is full.
+    pub fn add_before_exec(&mut self, found: &Found) -> Result<(), ProbeError> {
         let now_ns = monotonic_ns();
         let flags = if self.options.follow { TARGET_FOLLOW } else { 0 };
         let target = Target { start_ticks: found.id.start_ticks, flags };
@@ -112,7 +128,8 @@ impl Session {
             let event = Process { origin, action, parent_tgid: 0, parent_tid: 0, comm };
             self.sorter.push(now_ns, Pending::Ready(Event::Process(event)));
         }
-        self.scan(found.id)
+        self.attacher.processes.entry(found.id).or_default();
+        Ok(())
     }
 
     /// Empties the rings (of a flood: a part); `out` receives the events whose turn has come, in time order. Returns
@@ -148,15 +165,15 @@ impl Session {
     }
 
     /// Ends the recording: detaches, empties the rings, and reports what is still open in the kernel.
-    pub fn stop(mut self, out: &mut Vec<Event>) -> Vec<LedgerRow> {
+    pub fn stop(mut self, out: &mut Vec<Event>) -> Stopped {
         self.kernel.detach_global();
         let stop_ns = monotonic_ns();
         self.open_calls(stop_ns);
         self.open_sleeps(stop_ns);
-        detach(self.attacher.processes.values_mut().flat_map(Attached::take_links).collect());
+        drop(self.attacher.processes.values_mut().flat_map(Attached::take_links).collect::<Vec<_>>());
         while self.drain(out) > 0 {}
         self.release(u64::MAX, out);
-        self.ledger()
+        Stopped { ledger: self.ledger(), progress: self.progress() }
     }
 
     /// Everything that was counted so far.

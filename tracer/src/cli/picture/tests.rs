@@ -126,11 +126,11 @@ fn the_subtitle_says_what_is_missing() {
     tables.meta.ended_ns = 20_000_000_000;
     assert_eq!(
         subtitle(&tables, &["n=3".to_owned()]),
-        "pid 1 · 2026-03-01 10:00:00 UTC · 20 s · n=3 · nothing lost"
+        "2026-03-01 10:00:00 UTC · 20 s · n=3 · nothing lost · pid 1"
     );
     let row = |name: &str, count, loss| LedgerRow { process: None, name: name.to_owned(), count, loss };
     tables.ledger = vec![row("a", 3, true), row("b", 0, true), row("c", 9, false)];
-    assert_eq!(subtitle(&tables, &[]), "pid 1 · 2026-03-01 10:00:00 UTC · 20 s · lost: 3 a");
+    assert_eq!(subtitle(&tables, &[]), "2026-03-01 10:00:00 UTC · 20 s · lost: 3 a · pid 1");
 }
 
 #[test]

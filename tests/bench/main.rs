@@ -1,0 +1,159 @@
+//! What tracing costs: `cargo xtask bench`. Prints ratios of figures that are measured in turns within one run.
+
+mod affinity;
+mod clock;
+mod empty;
+mod probe;
+mod recorder;
+mod server;
+mod throughput;
+mod worker;
+
+use std::fs;
+use std::io::{IsTerminal as _, Write as _};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use clap::Parser;
+use serde::Serialize;
+use throughput::Pace;
+
+#[derive(Parser)]
+struct Options {
+    /// Given by `cargo bench`; without it nothing is measured.
+    #[arg(long, hide = true)]
+    bench: bool,
+    /// Be the traced process, on this CPU.
+    #[arg(long, hide = true, value_name = "CPU")]
+    worker: Option<usize>,
+    /// Few short measurements: shows that everything works, supports no claim
+    #[arg(long)]
+    quick: bool,
+    /// Write everything that was measured, as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    match run(&Options::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Where it was measured.
+#[derive(Debug, Serialize)]
+struct Machine {
+    cpus: usize,
+    cpu: String,
+    virtual_machine: bool,
+    kernel: String,
+    /// Load averages over the last minute, before and after.
+    load_before: f64,
+    load_after: f64,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    schema: &'static str,
+    simulated_gpu: bool,
+    quick: bool,
+    machine: &'a Machine,
+    probes: &'a [probe::Cost],
+    servers: &'a [throughput::Outcome],
+}
+
+fn run(options: &Options) -> Result<()> {
+    if let Some(cpu) = options.worker {
+        return worker::run(cpu);
+    }
+    if !options.bench {
+        println!("SKIP benchmarks: run `cargo xtask bench` (needs root)");
+        return Ok(());
+    }
+    // SAFETY: a plain system call.
+    ensure!(unsafe { libc::geteuid() } == 0, "probes need root");
+    let (probe_rounds, rounds, window) = if options.quick { (3, 2, 1) } else { (15, 12, 3) };
+    let mut machine = Machine::look()?;
+    let probes = probe::run(probe_rounds).context("cost of a probe")?;
+    let servers = [Pace::Gpu, Pace::Cpu]
+        .into_iter()
+        .map(|pace| throughput::run(pace, rounds, Duration::from_secs(window)))
+        .collect::<Result<Vec<_>>>()
+        .context("cost for a server")?;
+    machine.load_after = load()?;
+    progress("");
+
+    println!("{}\n\n{}", machine.text(options.quick), probe::table(&probes));
+    servers.iter().for_each(|outcome| println!("{}", outcome.table()));
+    println!("{}", throughput::recorder_table(&servers));
+    if let Some(file) = &options.json {
+        let report = Report {
+            schema: "tracer.bench/1",
+            simulated_gpu: true,
+            quick: options.quick,
+            machine: &machine,
+            probes: &probes,
+            servers: &servers,
+        };
+        let text = serde_json::to_string_pretty(&report)?;
+        fs::write(file, text + "\n").with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    Ok(())
+}
+
+impl Machine {
+    fn look() -> Result<Self> {
+        let cpuinfo = read("/proc/cpuinfo")?;
+        let field = |name: &str| {
+            let line = cpuinfo.lines().find(|line| line.starts_with(name))?;
+            Some(line.split_once(':')?.1.trim().to_owned())
+        };
+        let load = load()?;
+        Ok(Self {
+            cpus: affinity::cpus()?.len(),
+            cpu: field("model name").unwrap_or_else(|| "unknown".into()),
+            virtual_machine: field("flags")
+                .is_some_and(|flags| flags.split(' ').any(|flag| flag == "hypervisor")),
+            kernel: read("/proc/sys/kernel/osrelease")?.trim().to_owned(),
+            load_before: load,
+            load_after: load,
+        })
+    }
+
+    fn text(&self, quick: bool) -> String {
+        format!(
+            "{} × {}{}, Linux {}; simulated GPU; load average {:.2} before, {:.2} after{}",
+            self.cpus,
+            self.cpu,
+            if self.virtual_machine { " (virtual machine)" } else { "" },
+            self.kernel,
+            self.load_before,
+            self.load_after,
+            if quick { "; QUICK: supports no claim" } else { "" }
+        )
+    }
+}
+
+fn load() -> Result<f64> {
+    let text = read("/proc/loadavg")?;
+    text.split(' ').next().and_then(|load| load.parse().ok()).context("/proc/loadavg has no load")
+}
+
+fn read(path: &str) -> Result<String> {
+    fs::read_to_string(path).with_context(|| format!("cannot read {path}"))
+}
+
+/// Says on a terminal what is being done.
+pub(crate) fn progress(text: &str) {
+    let mut err = std::io::stderr();
+    if err.is_terminal() {
+        // A terminal that went away is no reason to stop.
+        let _ = write!(err, "\r\x1b[K{text}").and_then(|()| err.flush());
+    }
+}
