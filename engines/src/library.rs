@@ -348,7 +348,9 @@ impl<'a, 'r> Resolver<'a, 'r> {
         let max = usize::try_from(bytes).unwrap_or(usize::MAX);
         let first = self.image.bytes_at(address, 16).unwrap_or_default();
         let (delta, placement) = match (self.machine, self.image.bytes_at(address, max)) {
-            (Machine::X86_64, Some(code)) if bytes > 0 && rule.place == Place::Cheapest => placement::place(code, address),
+            (Machine::X86_64, Some(code)) if bytes > 0 && rule.place == Place::Cheapest => {
+                placement::place(code, address)
+            }
             (Machine::X86_64, _) => (0, placement::at(first, address)),
             // At its entry always: after it the return address may be signed, and a return probe would replace it.
             (Machine::Aarch64, _) => (0, aarch64::at(first)),

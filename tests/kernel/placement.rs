@@ -81,9 +81,7 @@ fn functions_of_libc() -> Result<()> {
 fn functions_of_the_driver() -> Result<()> {
     let cache = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../target/real-libs");
     let mut found = 0;
-    for (folder, file) in
-        [("driver-535", "libcuda.so.535.261.03"), ("driver-550", "libcuda.so.550.163.01")]
-    {
+    for (folder, file) in [("driver-535", "libcuda.so.535.261.03"), ("driver-550", "libcuda.so.550.163.01")] {
         let library = cache.join(folder).join(file);
         if !library.exists() {
             continue;

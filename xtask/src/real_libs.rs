@@ -105,7 +105,7 @@ pub(crate) fn run(which: Which) -> Result<()> {
         }
     }
     let mut tests = cargo();
-    tests.args(["test", "--package", "engines", "--test", "real"]);
+    tests.args(["test", "--workspace", "--test", "real"]);
     if which == Which::All {
         // The times mean something only then.
         tests.arg("--release");
