@@ -140,7 +140,9 @@ fn traced(library: &PathBuf, functions: &[&str], place: &str) -> Result<Trace> {
     profiles.load(profile.path())?;
 
     let path = library.to_str().context("a path that is no text")?;
-    let mut running = Running::start(&[&["apply", path], functions].concat())?;
+    let mut arguments = vec!["apply", path];
+    arguments.extend(functions);
+    let mut running = Running::start(&arguments)?;
     let mut session = Session::start(calls_only(), profiles)?;
     session.add(&process::find(running.pid())?)?;
     let mut events: Vec<Event> = Vec::new();
