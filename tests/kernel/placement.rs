@@ -1,6 +1,9 @@
 //! A probe that is placed behind the entry sees what one at the entry sees: arguments, results, how often.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result, ensure};
 use engines::Profiles;
@@ -127,7 +130,7 @@ fn offset(trace: &Trace, function: &str) -> Result<u64> {
     Ok(point.with_context(|| format!("{function} is not probed"))?.offset)
 }
 
-fn traced(library: &PathBuf, functions: &[&str], place: &str) -> Result<Trace> {
+fn traced(library: &Path, functions: &[&str], place: &str) -> Result<Trace> {
     let name = library.file_name().and_then(|name| name.to_str()).context("a file without a name")?;
     let profile = tempfile::NamedTempFile::new()?;
     let text = format!(
