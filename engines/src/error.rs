@@ -2,13 +2,13 @@
 
 use std::path::PathBuf;
 
-/// A profile could not be used.
+/// A profile could not be used; its source says where and why.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProfileError {
-    #[error("cannot read the profile {} (a file, or cuda_graph): {source}", path.display())]
+    #[error("cannot read the profile {} (a file, or cuda_graph)", path.display())]
     Read { path: PathBuf, source: std::io::Error },
-    #[error("{} is not a profile: {source}", path.display())]
+    #[error("{} is not a profile", path.display())]
     Parse { path: PathBuf, source: Box<toml::de::Error> },
 }
 

@@ -385,7 +385,9 @@ mod tests {
         assert!(profiles.matches("libmine.so") && !profiles.matches("libcuda.so.1"));
         assert!(!profiles.matches("bash"));
         std::io::Write::write_all(&mut file, b"x = 1\n").unwrap();
-        let error = profiles.load(file.path()).unwrap_err().to_string();
-        assert!(error.contains(&file.path().display().to_string()), "{error}");
+        let error = profiles.load(file.path()).unwrap_err();
+        assert!(error.to_string().contains(&file.path().display().to_string()), "{error}");
+        let source = std::error::Error::source(&error).unwrap().to_string();
+        assert!(source.contains("line 4") && source.contains("`x`"), "{source}");
     }
 }

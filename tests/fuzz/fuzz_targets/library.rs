@@ -9,6 +9,6 @@ use libfuzzer_sys::fuzz_target;
 fuzz_target!(|bytes: &[u8]| {
     let profiles = Profiles::builtin();
     for name in ["/lib/libnvinfer.so.10", "/lib/libcuda.so.1", "/bin/server"] {
-        let _ = profiles.inspect(Path::new(name), bytes);
+        let _ = profiles.examine(Path::new(name), bytes);
     }
 });

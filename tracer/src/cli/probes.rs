@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use engines::{Library, Machine, Point, Profiles, Refusal};
+use engines::{Library, Machine, Point, Profiles, Refusal, Role};
 use serde::Serialize;
 
 use super::report::style_of_stdout;
@@ -26,7 +26,7 @@ use crate::probe::{process, read_mapped};
 
 Nothing is attached and nothing of a file is run. Where an instruction is probed decides what a probe costs:
 nop5 (Linux 6.18: a call) and emulated cost about 0.2-0.5 us, stepped 1-17 us.
-Exit code 1: there is no probe point.")]
+Exit code 1: there is no probe point but the dynamic loader's.")]
 #[command(group = clap::ArgGroup::new("what").required(true).multiple(true))]
 pub(crate) struct Args {
     /// Libraries or programs
@@ -78,7 +78,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     for message in messages {
         eprintln!("tracer: {message}");
     }
-    let found = seen.iter().any(|seen| !seen.library.points.is_empty());
+    let mut points = seen.iter().flat_map(|seen| &seen.library.points);
+    let found = points.any(|point| point.role != Role::Loader);
     Ok(if found { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -122,10 +123,15 @@ fn of_tree(profiles: &Profiles, pid: u32, seen: &mut Vec<Seen>, messages: &mut V
             known.insert((file.device, file.inode), index);
         }
     }
-    if seen.len() == before {
-        messages.push(format!("process {pid} and its children map no file that an engine profile is about"));
+    if !seen.iter().skip(before).any(|seen| is_engine(profiles, &seen.library)) {
+        messages.push(format!("process {pid} and its children map no inference engine and no CUDA driver"));
     }
     Ok(())
+}
+
+fn is_engine(profiles: &Profiles, library: &Library) -> bool {
+    let name = library.path.file_name().and_then(|name| name.to_str());
+    name.is_some_and(|name| profiles.engine_of(name).is_some())
 }
 
 #[derive(Serialize)]
