@@ -27,7 +27,7 @@ mod version;
 mod x86_64;
 
 pub use error::{ProfileError, Reason};
-pub use library::{Library, Point, Refusal};
+pub use library::{Found, Library, Point, Refusal};
 pub use machine::Machine;
 pub use placement::Placement;
 pub use profile::Profiles;

@@ -11,7 +11,7 @@ use crate::{
     elf::{Image, Symbol},
     frames::Frames,
     placement,
-    profile::{Find, PointRule, Profile, UsdtRule},
+    profile::{Find, Place, PointRule, Profile, UsdtRule},
     rtti, usdt,
     version::{self, Version},
 };
@@ -39,6 +39,32 @@ pub struct Library {
     pub refusals: Vec<Refusal>,
 }
 
+/// How a point was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Found {
+    /// An exported function.
+    Export,
+    /// A function of the symbol table that `strip` removes.
+    Symbol,
+    /// A slot of a vtable, found through the type information of its class.
+    Vtable,
+    /// The note of a USDT probe.
+    Usdt,
+}
+
+impl Found {
+    /// Name in tables and reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Export => "export",
+            Self::Symbol => "symbol",
+            Self::Vtable => "vtable",
+            Self::Usdt => "usdt",
+        }
+    }
+}
+
 /// A place to probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Point {
@@ -62,7 +88,8 @@ pub struct Point {
     pub address: u64,
     /// For a virtual method: addresses, in the file's own address space, of the vtable words that hold it.
     pub vtable_words: Vec<u64>,
-    /// How the point was found.
+    pub found: Found,
+    /// What speaks for it.
     pub evidence: String,
 }
 
@@ -191,13 +218,6 @@ impl Profile {
     }
 }
 
-/// Where a symbol was found.
-#[derive(Clone, Copy)]
-enum Table {
-    Exports,
-    Local,
-}
-
 /// Finds the points of one profile in one image.
 struct Resolver<'a, 'r> {
     image: &'r Image<'a>,
@@ -205,7 +225,7 @@ struct Resolver<'a, 'r> {
     profile: &'r Profile,
     version: Option<Version>,
     /// The functions that the profile names: exported ones, and those of the symbol table.
-    symbols: BTreeMap<&'a [u8], (Symbol<'a>, Table)>,
+    symbols: BTreeMap<&'a [u8], (Symbol<'a>, Found)>,
     /// Read when a symbol does not state its size.
     frames: OnceCell<Frames<'a>>,
 }
@@ -214,15 +234,15 @@ impl<'a, 'r> Resolver<'a, 'r> {
     fn new(image: &'r Image<'a>, machine: Machine, profile: &'r Profile, version: Option<Version>) -> Self {
         let wanted: BTreeSet<String> = profile.point.iter().flat_map(|rule| rule.find.symbols()).collect();
         let mut symbols = BTreeMap::new();
-        let mut add = |found: Symbol<'a>, table| {
-            if std::str::from_utf8(found.name).is_ok_and(|name| wanted.contains(name)) {
-                symbols.insert(found.name, (found, table));
+        let mut add = |symbol: Symbol<'a>, found| {
+            if std::str::from_utf8(symbol.name).is_ok_and(|name| wanted.contains(name)) {
+                symbols.insert(symbol.name, (symbol, found));
             }
         };
         if !wanted.is_empty() {
             // An exported symbol wins over one of the same name in the symbol table.
-            image.local_symbols().for_each(|symbol| add(symbol, Table::Local));
-            image.exports().for_each(|symbol| add(symbol, Table::Exports));
+            image.local_symbols().for_each(|symbol| add(symbol, Found::Symbol));
+            image.exports().for_each(|symbol| add(symbol, Found::Export));
         }
         Self { image, machine, profile, version, symbols, frames: OnceCell::new() }
     }
@@ -243,11 +263,13 @@ impl<'a, 'r> Resolver<'a, 'r> {
             Find::Rtti { name, rule: rtti } => match self.method(rtti) {
                 Ok(method) => {
                     let bytes = method.function.end - method.function.start;
-                    if let Some(mut point) =
-                        self.point(rule, name, method.function.start, bytes, method.evidence)
-                    {
-                        point.vtable_words = method.words;
-                        library.points.push(point);
+                    let found = (Found::Vtable, method.evidence);
+                    match self.point(rule, name, method.function.start, bytes, found) {
+                        Some(point) => library.points.push(Point { vtable_words: method.words, ..point }),
+                        None => {
+                            let reason = Reason::NotCode(name.clone());
+                            library.refusals.push(self.profile.refusal(rule, name, reason));
+                        }
                     }
                 }
                 Err(reason) => library.refusals.push(self.profile.refusal(rule, name, reason)),
@@ -258,7 +280,7 @@ impl<'a, 'r> Resolver<'a, 'r> {
 
     fn symbol(&self, rule: &PointRule, name: &str, optional: bool, library: &mut Library) {
         let refuse = |reason| self.profile.refusal(rule, name, reason);
-        let Some((symbol, table)) = self.symbols.get(name.as_bytes()) else {
+        let Some((symbol, found)) = self.symbols.get(name.as_bytes()) else {
             if !optional {
                 library.refusals.push(refuse(Reason::NoSymbol(name.to_owned())));
             }
@@ -275,11 +297,11 @@ impl<'a, 'r> Resolver<'a, 'r> {
             }
             bytes => bytes,
         };
-        let evidence = match table {
-            Table::Exports => format!("exported function {name}"),
-            Table::Local => format!("function {name} of the symbol table"),
+        let evidence = match found {
+            Found::Export => format!("exported function {name}"),
+            _ => format!("function {name} of the symbol table"),
         };
-        match self.point(rule, name, symbol.address, bytes, evidence) {
+        match self.point(rule, name, symbol.address, bytes, (*found, evidence)) {
             // Two names of one function: one probe, or each call would count twice.
             Some(point) => {
                 match library.points.iter_mut().find(|p| p.function_offset == point.function_offset) {
@@ -305,8 +327,8 @@ impl<'a, 'r> Resolver<'a, 'r> {
         match usdt::find(self.image, usdt) {
             Ok(sites) => {
                 let evidence = format!("USDT probe {}:{}", usdt.provider, usdt.probe);
-                let points =
-                    sites.into_iter().filter_map(|site| self.point(rule, name, site, 0, evidence.clone()));
+                let point = |site| self.point(rule, name, site, 0, (Found::Usdt, evidence.clone()));
+                let points = sites.into_iter().filter_map(point);
                 library.points.extend(points);
             }
             Err(reason) => library.refusals.push(self.profile.refusal(rule, name, reason)),
@@ -320,13 +342,15 @@ impl<'a, 'r> Resolver<'a, 'r> {
         name: &str,
         address: u64,
         bytes: u64,
-        evidence: String,
+        (found, evidence): (Found, String),
     ) -> Option<Point> {
         let function_offset = self.image.offset_of(address).filter(|_| self.image.is_code(address))?;
         let max = usize::try_from(bytes).unwrap_or(usize::MAX);
         let first = self.image.bytes_at(address, 16).unwrap_or_default();
         let (delta, placement) = match (self.machine, self.image.bytes_at(address, max)) {
-            (Machine::X86_64, Some(code)) if bytes > 0 => placement::place(code, address),
+            (Machine::X86_64, Some(code)) if bytes > 0 && rule.place == Place::Cheapest => {
+                placement::place(code, address)
+            }
             (Machine::X86_64, _) => (0, placement::at(first, address)),
             // At its entry always: after it the return address may be signed, and a return probe would replace it.
             (Machine::Aarch64, _) => (0, aarch64::at(first)),
@@ -343,6 +367,7 @@ impl<'a, 'r> Resolver<'a, 'r> {
             args: rule.args.clone(),
             default: rule.default,
             vtable_words: Vec::new(),
+            found,
             evidence,
         })
     }

@@ -53,6 +53,18 @@ pub(crate) struct PointRule {
     pub(crate) returns: Returns,
     pub(crate) args: BTreeMap<String, u8>,
     pub(crate) default: bool,
+    pub(crate) place: Place,
+}
+
+/// Where in a function the probe goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Place {
+    /// To the cheapest instruction for which it makes no difference.
+    #[default]
+    Cheapest,
+    /// To its first instruction.
+    Entry,
 }
 
 /// How a point is found.
@@ -160,6 +172,8 @@ struct RawPoint {
     rtti: Option<RttiRule>,
     usdt: Option<UsdtRule>,
     refuse: Option<String>,
+    #[serde(default)]
+    place: Place,
 }
 
 const fn yes() -> bool {
@@ -191,7 +205,8 @@ impl TryFrom<RawPoint> for PointRule {
             }
             _ => return Err("a point needs exactly one of `symbols`, `rtti`, `usdt`, `refuse`".into()),
         };
-        Ok(Self { find, role: raw.role, returns: raw.returns, args: raw.args, default: raw.default })
+        let RawPoint { role, returns, args, default, place, .. } = raw;
+        Ok(Self { find, role, returns, args, default, place })
     }
 }
 

@@ -12,6 +12,8 @@ use serde::Deserialize;
 /// Longest wait for anything that a server does.
 const PATIENCE: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(10);
+/// Longer than any measurement, which ends the load; a bound in case that it does not.
+const LOAD_SECONDS: &str = "120";
 /// Tokens that are generated before a measurement begins.
 const WARM_UP_TOKENS: u64 = 1_000;
 
@@ -93,7 +95,7 @@ impl Server {
     pub(crate) fn load(&self, concurrency: u32) -> Result<Running> {
         let before = self.stats()?;
         let mut command = Command::new(&self.program);
-        command.args(["load", "--port", &self.port.to_string(), "--duration", "3600"]);
+        command.args(["load", "--port", &self.port.to_string(), "--duration", LOAD_SECONDS]);
         command.args(["--concurrency", &concurrency.to_string()]);
         command.args(["--prompt-tokens", "16-200", "--output-tokens", "100-200"]);
         let mut load = Running::start(command.stdout(Stdio::null()))?;

@@ -6,6 +6,7 @@ mod faults;
 mod fixture;
 mod follow;
 mod marks;
+mod placement;
 mod sched;
 mod truth;
 
@@ -30,7 +31,7 @@ fn main() -> ExitCode {
 fn trials() -> Vec<Trial> {
     let require = std::env::var_os("TRACER_REQUIRE").is_some();
     let missing = missing();
-    [calls::TESTS, follow::TESTS, sched::TESTS, marks::TESTS, truth::TESTS, faults::TESTS]
+    [calls::TESTS, follow::TESTS, sched::TESTS, marks::TESTS, truth::TESTS, faults::TESTS, placement::TESTS]
         .into_iter()
         .flatten()
         .map(|(name, test)| {

@@ -21,6 +21,9 @@ pub(crate) const TESTS: &[(&str, Test)] = &[
     ("truth::host_observed", host_observed),
 ];
 
+/// The program's key of a request, and the index of its token.
+type TokenKey = (u64, u32);
+
 /// One line of the server's truth log.
 #[derive(Debug, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
@@ -167,7 +170,7 @@ fn parse<T: for<'a> Deserialize<'a>>(file: &Path) -> Result<Vec<T>> {
 
 impl Run {
     /// (key, index) → (time, marked).
-    fn true_tokens(&self) -> BTreeMap<(u64, u32), (u64, bool)> {
+    fn true_tokens(&self) -> BTreeMap<TokenKey, (u64, bool)> {
         self.truth
             .iter()
             .filter_map(|line| match *line {
@@ -178,7 +181,7 @@ impl Run {
     }
 
     /// (program's key, index) → (time, latency).
-    fn seen_tokens(&self) -> Result<BTreeMap<(u64, u32), (u64, Option<u64>)>> {
+    fn seen_tokens(&self) -> Result<BTreeMap<TokenKey, (u64, Option<u64>)>> {
         let keys: HashMap<u64, u64> =
             self.tables.requests.iter().map(|request| (request.id, request.program_request)).collect();
         let mut seen = BTreeMap::new();

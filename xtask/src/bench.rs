@@ -1,10 +1,11 @@
 //! `cargo xtask bench`: what tracing costs on this machine.
 
-use crate::command::{cargo, run as run_command};
+use crate::command::{built, cargo, run as run_command};
 use crate::setup;
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 use std::path::PathBuf;
+use std::process::Command;
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -22,16 +23,12 @@ pub(crate) struct Options {
 /// Set-up, build or a measurement failed.
 pub(crate) fn run(options: &Options) -> Result<()> {
     setup::run()?;
-    // The programs and libraries that the benchmarks start; then the benchmarks, with the same features.
     run_command(cargo().args(["build", "--release", "--workspace"]).env("TRACER_EBPF", "require"))?;
-    let mut bench = cargo();
-    bench.args(["bench", "--workspace", "--bench", "cost", "--"]).env("TRACER_EBPF", "require");
+    let mut bench = Command::new(built("release").join("tracer-bench"));
     if options.quick {
         bench.arg("--quick");
     }
     if let Some(file) = &options.json {
-        // The benchmarks run in a folder of cargo's choice.
-        let file = std::path::absolute(file).with_context(|| format!("the path {}", file.display()))?;
         bench.arg("--json").arg(file);
     }
     run_command(&mut bench)

@@ -11,8 +11,8 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Lines, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
-use std::time::Instant;
+use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// The load stops this long before the recording, so that the last requests end inside it.
 const TAIL_SECONDS: u64 = 3;
@@ -77,25 +77,19 @@ impl Demo {
         record.args(["--stall", "gpu:every:300", "--stall", "lock:every:410", "--stall", "cpu:every:530"]);
         record.arg("--truth").arg(self.file("truth.jsonl"));
         record.env("LD_LIBRARY_PATH", self.file("libraries"));
-        record.stdout(Stdio::piped());
+        record.stdout(Stdio::piped()).stderr(Stdio::piped());
         say(&format!("  {}", display(&record)));
         let mut recorder = Running::start(&mut record)?;
         let mut output = recorder.output()?;
+        let messages = recorder.messages()?;
         let address = wait_for_address(&mut output)?;
+        wait_for_probes(messages)?;
         // What comes after must be read for the programs to go on. Ends with the server, which has the pipe too.
         let rest =
             std::thread::spawn(move || output.map_while(Result::ok).for_each(|line| println!("{line}")));
 
         let mut load = Command::new(&self.server);
-        load.args([
-            "load",
-            "--port",
-            &address.port().to_string(),
-            "--concurrency",
-            "20",
-            "--slow-clients",
-            "0.1",
-        ]);
+        load.args(["load", "--port", &address.port().to_string(), "--concurrency", "20"]);
         load.args(["--duration", &(seconds - TAIL_SECONDS).to_string()]);
         let summary = self.file("load.json");
         load.stdout(File::create(&summary).with_context(|| format!("cannot write {}", summary.display()))?);
@@ -152,6 +146,11 @@ impl Running {
         Ok(BufReader::new(stdout).lines())
     }
 
+    fn messages(&mut self) -> Result<BufReader<ChildStderr>> {
+        let stderr = self.child.stderr.take().context("the messages of the recorder are not a pipe")?;
+        Ok(BufReader::new(stderr))
+    }
+
     fn finish(&mut self) -> Result<()> {
         let status = self.child.wait().with_context(|| format!("cannot wait for `{}`", self.line))?;
         ensure!(status.success(), "`{}` failed ({status})", self.line);
@@ -177,6 +176,23 @@ fn wait_for_address(output: &mut Lines<BufReader<ChildStdout>>) -> Result<Socket
         }
     }
     bail!("the recorder ended before the server was ready; what it printed is above")
+}
+
+/// Passes messages on, in the background; returns when the recorder has probed the engine and the marks.
+fn wait_for_probes(messages: BufReader<ChildStderr>) -> Result<()> {
+    let (ready, probed) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        for line in messages.lines().map_while(Result::ok) {
+            eprintln!("{line}");
+            if line.contains("probing") && !line.contains(" 0 ") {
+                // Nobody waits any more after the first time.
+                let _ = ready.send(());
+            }
+        }
+    });
+    probed
+        .recv_timeout(Duration::from_secs(20))
+        .context("the recorder did not find the server's engine; what it said is above")
 }
 
 /// Asks the server to end, and waits until it has closed the connection.

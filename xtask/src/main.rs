@@ -1,10 +1,10 @@
-//! Development commands: `cargo xtask setup|test|demo|fuzz`.
 //! Development commands: `cargo xtask setup|test|demo|bench|fuzz`.
 
 mod bench;
 mod command;
 mod demo;
 mod fuzz;
+mod real_libs;
 mod setup;
 mod test;
 

@@ -1,7 +1,7 @@
 //! `cargo xtask test`: every test there is.
 
 use crate::command::{cargo, run as run_command};
-use crate::setup;
+use crate::{real_libs, setup};
 use anyhow::Result;
 use clap::Args;
 
@@ -13,6 +13,9 @@ pub(crate) struct Options {
     /// Run only tests whose name contains this.
     #[arg(long)]
     filter: Option<String>,
+    /// Instead of the other tests: fetch NVIDIA's libraries and test the resolver on them.
+    #[arg(long, value_name = "WHICH", num_args = 0..=1, default_missing_value = "all", require_equals = true)]
+    real_libs: Option<real_libs::Which>,
 }
 
 /// Sets up, builds, and runs the plain tests and then the kernel tier.
@@ -20,11 +23,15 @@ pub(crate) struct Options {
 /// # Errors
 /// Set-up, build or a test failed.
 pub(crate) fn run(options: &Options) -> Result<()> {
+    if let Some(which) = options.real_libs {
+        return real_libs::run(which);
+    }
     setup::run()?;
     // The kernel tier and the stand-in's tests start programs and load libraries that no test links.
     step("build", &["build", "--workspace"], options)?;
     step("tests", &["test", "--workspace"], options)?;
-    step("kernel tier", &["test", "--package", "tracer-tests", "--test", "kernel"], options)
+    // The whole workspace here too: of a part, cargo would build the dependencies anew, with fewer features.
+    step("kernel tier", &["test", "--workspace", "--test", "kernel"], options)
 }
 
 fn step(name: &str, arguments: &[&str], options: &Options) -> Result<()> {

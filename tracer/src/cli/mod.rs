@@ -10,6 +10,7 @@ mod histogram;
 mod hold;
 mod parts;
 mod picture;
+mod probes;
 mod record;
 mod recover;
 mod report;
@@ -47,6 +48,7 @@ enum Command {
     Heatmap(heatmap::Args),
     Histogram(histogram::Args),
     Recover(recover::Args),
+    Probes(probes::Args),
     #[command(hide = true)]
     Hold(hold::Args),
 }
@@ -67,6 +69,7 @@ pub fn run() -> ExitCode {
         Command::Heatmap(args) => heatmap::run(&args),
         Command::Histogram(args) => histogram::run(&args),
         Command::Recover(args) => recover::run(&args),
+        Command::Probes(args) => probes::run(&args),
         Command::Report(args) => report::run(&args),
         Command::Request(args) => request::run(&args),
         Command::Hold(args) => hold::run(&args),

@@ -101,7 +101,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         if chosen.is_held() { session.add_before_exec(found)? } else { session.add(found)? }
     }
     chosen.let_go()?;
-    let mut recording = Recording { session, writer, events: Vec::new(), quiet: args.quiet, failed: None };
+    let mut recording =
+        Recording { session, writer, events: Vec::new(), quiet: args.quiet, coverage: (0, 0), failed: None };
     recording.say_missing();
     let began = Instant::now();
     recording.run(&stop, args.duration, began)?;
@@ -121,6 +122,8 @@ struct Recording {
     writer: Writer,
     events: Vec<Event>,
     quiet: bool,
+    /// Step functions and mark sites that are probed, as last said.
+    coverage: (usize, usize),
     /// Why nothing can be written any more.
     failed: Option<capture::Error>,
 }
@@ -233,6 +236,11 @@ impl Recording {
     }
 
     fn say_notices(&mut self) {
+        let coverage = self.session.coverage();
+        if coverage != self.coverage {
+            self.coverage = coverage;
+            self.say(&format!("probing {} step functions and {} mark sites", coverage.0, coverage.1));
+        }
         for notice in self.session.take_notices() {
             self.say(&format!("process {}: {}: {}", notice.process.tgid, notice.library, notice.text));
         }

@@ -304,7 +304,14 @@ fn open(process: ProcessId, file: &FileMapping) -> std::io::Result<(File, PathBu
 }
 
 /// Runs `f` on the bytes of a mapped file.
-fn read<T>(process: ProcessId, file: &FileMapping, f: impl FnOnce(&[u8]) -> T) -> std::io::Result<T> {
+///
+/// # Errors
+/// The file cannot be opened or mapped.
+pub(crate) fn read<T>(
+    process: ProcessId,
+    file: &FileMapping,
+    f: impl FnOnce(&[u8]) -> T,
+) -> std::io::Result<T> {
     let (opened, _) = open(process, file)?;
     // SAFETY: the map is private and only read; a file that is truncated meanwhile would raise SIGBUS, but then in
     // the process that runs it as code, too.

@@ -14,6 +14,7 @@ pub mod process;
 mod session;
 
 pub use attach::Notice;
+pub(crate) use attach::read as read_mapped;
 pub use clock::monotonic_ns;
 pub use error::ProbeError;
 pub use kernel::{Missing, Options};
