@@ -50,7 +50,9 @@ pub(crate) fn subtitle(tables: &Tables, facts: &[String]) -> String {
     parts.push(flamegraphs::duration(span_ns(tables)));
     parts.extend_from_slice(facts);
     parts.push(missing(&tables.ledger));
-    parts.extend([host, short(target)].into_iter().filter(|part| !part.is_empty()).map(str::to_owned));
+    parts.extend(
+        [host.as_str(), short(target)].into_iter().filter(|part| !part.is_empty()).map(str::to_owned),
+    );
     parts.join(" · ")
 }
 

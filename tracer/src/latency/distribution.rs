@@ -91,8 +91,10 @@ impl Distribution {
 
     /// The values recorded, ascending, to three digits, and how often each was: for pictures that bin them.
     pub fn values(&self) -> impl Iterator<Item = (u64, u64)> {
-        let within = |ns: u64| ns.clamp(self.min_ns, self.max_ns);
-        self.histogram.iter_recorded().map(move |at| (within(at.value_iterated_to()), at.count_at_value()))
+        let (min, max) = (self.min_ns, self.max_ns);
+        self.histogram
+            .iter_recorded()
+            .map(move |at| (at.value_iterated_to().clamp(min, max), at.count_at_value()))
     }
 
     /// The quantile `q` of [0, 1], where at least ten samples lie beyond it: n·(1 − q) ≥ 10.
