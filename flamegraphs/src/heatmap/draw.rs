@@ -219,12 +219,8 @@ impl Picture<'_> {
                 for run in self.runs(window.columns.clone()) {
                     let points = [(self.x(run.start as f64), y), (self.x(run.end as f64), y)];
                     // The white line below keeps the coloured one visible on dark cells.
-                    svg.line(
-                        &points,
-                        "stroke=\"#ffffff\" stroke-width=\"4.5\" stroke-opacity=\"0.85\"",
-                        None,
-                    );
-                    svg.line(&points, &format!("{stroke} stroke-width=\"2.5\""), Some(&tooltip));
+                    svg.line(&points, "stroke=\"#ffffff\" stroke-width=\"3\" stroke-opacity=\"0.8\"", None);
+                    svg.line(&points, &format!("{stroke} stroke-width=\"1.75\""), Some(&tooltip));
                 }
             }
         }

@@ -3,6 +3,7 @@
 use super::picture::{Names, open, span_ns, subtitle, write};
 use crate::capture::Counter;
 use crate::event::ProcessId;
+use crate::latency;
 use crate::timeline::rows::Token;
 use crate::timeline::tables::Tables;
 use anyhow::{Context, Result};
@@ -88,8 +89,8 @@ fn picture<'a>(tables: &Tables, names: &'a Names, by: By, latency: Option<Latenc
         By::TokenLog => Axis::LogTokenIndex,
     };
     let title = match by {
-        By::Time => format!("{}, all requests", latency.name()),
-        By::Token | By::TokenLog => format!("{} by token index, all requests", latency.name()),
+        By::Time => latency.name(),
+        By::Token | By::TokenLog => format!("{}, by token index", latency.name()),
     };
     HeatmapInput {
         header: Header {
@@ -98,7 +99,7 @@ fn picture<'a>(tables: &Tables, names: &'a Names, by: By, latency: Option<Latenc
             simulated: tables.meta.simulated,
         },
         axis,
-        latency_name: latency.name().to_owned(),
+        latency_name: latency.name(),
         count_name: "tokens".to_owned(),
         points,
         losses: Vec::new(),
@@ -128,21 +129,21 @@ fn losses(mut counters: Vec<Counter>, started_ns: u64) -> Vec<Loss> {
 }
 
 impl Latency {
+    /// Whether a token's latency is such a one. The first token of a further choice is neither: it has no origin.
     fn includes(self, token: &Token) -> bool {
-        match self {
-            Self::Ttft => token.index == 0,
-            Self::Itl => token.index > 0,
-            Self::All => true,
+        match (token.choice, token.index) {
+            (0, 0) => self != Self::Itl,
+            (_, 0) => false,
+            _ => self != Self::Ttft,
         }
     }
 
-    /// Name with the origin of the latency: when the program says that it received the request, or handed the token
-    /// before it over (marks).
-    fn name(self) -> &'static str {
+    fn name(self) -> String {
+        let named = |latency: latency::Latency| format!("{}: {}", latency.name(), latency.origin());
         match self {
-            Self::Ttft => "TTFT (request received → first token)",
-            Self::Itl => "ITL (token → next token)",
-            Self::All => "TTFT (index 0), ITL (later tokens)",
+            Self::Ttft => named(latency::Latency::Ttft),
+            Self::Itl => named(latency::Latency::Itl),
+            Self::All => "ttft (token 0), itl (later tokens)".to_owned(),
         }
     }
 }

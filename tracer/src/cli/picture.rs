@@ -1,5 +1,6 @@
 //! What the commands that draw have in common: the words around a picture, and its file.
 
+use super::units;
 use crate::capture::Capture;
 use crate::timeline::rows::{Request, Token};
 use crate::timeline::tables::{LedgerRow, Meta, Tables};
@@ -45,14 +46,13 @@ fn name(request: &Request) -> String {
 /// too long, and a command line may be.
 pub(crate) fn subtitle(tables: &Tables, facts: &[String]) -> String {
     let Meta { target, host, started_realtime_ns, .. } = &tables.meta;
-    let mut parts = Vec::new();
-    if *started_realtime_ns > 0 {
-        parts.extend(utc(*started_realtime_ns));
-    }
+    let mut parts: Vec<String> = units::date_time(*started_realtime_ns).into_iter().collect();
     parts.push(flamegraphs::duration(span_ns(tables)));
     parts.extend_from_slice(facts);
     parts.push(missing(&tables.ledger));
-    parts.extend([host, target].into_iter().filter(|part| !part.is_empty()).cloned());
+    parts.extend(
+        [host.as_str(), short(target)].into_iter().filter(|part| !part.is_empty()).map(str::to_owned),
+    );
     parts.join(" · ")
 }
 
@@ -73,10 +73,10 @@ fn missing(ledger: &[LedgerRow]) -> String {
     if losses.is_empty() { "nothing lost".to_owned() } else { format!("lost: {}", losses.join(", ")) }
 }
 
-/// `2026-03-01 10:00:00 UTC` of CLOCK_REALTIME ns.
-fn utc(realtime_ns: u64) -> Option<String> {
-    let time = jiff::Timestamp::from_nanosecond(i128::from(realtime_ns)).ok()?;
-    Some(time.strftime("%Y-%m-%d %H:%M:%S UTC").to_string())
+/// What was traced, the folder of a command left out.
+fn short(target: &str) -> &str {
+    let command = target.split(' ').next().unwrap_or(target);
+    command.rfind('/').map_or(target, |slash| &target[slash + 1..])
 }
 
 /// Writes a picture to `path`, `-` being stdout, and says so.

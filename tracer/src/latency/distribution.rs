@@ -89,6 +89,14 @@ impl Distribution {
         (self.count() > 0).then(|| self.sum_ns as f64 / self.count() as f64)
     }
 
+    /// The values recorded, ascending, to three digits, and how often each was: for pictures that bin them.
+    pub fn values(&self) -> impl Iterator<Item = (u64, u64)> {
+        let (min, max) = (self.min_ns, self.max_ns);
+        self.histogram
+            .iter_recorded()
+            .map(move |at| (at.value_iterated_to().clamp(min, max), at.count_at_value()))
+    }
+
     /// The quantile `q` of [0, 1], where at least ten samples lie beyond it: n·(1 − q) ≥ 10.
     #[must_use]
     pub fn quantile(&self, q: f64) -> Quantile {

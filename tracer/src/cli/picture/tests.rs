@@ -121,16 +121,16 @@ fn parse<T: clap::Args>(capture: &Path, rest: &[&str]) -> Result<T> {
 #[test]
 fn the_subtitle_says_what_is_missing() {
     let mut tables = Tables::default();
-    tables.meta.target = "pid 1".to_owned();
+    tables.meta.target = "/usr/bin/server --path /a/b".to_owned();
     tables.meta.started_realtime_ns = 1_772_359_200_000_000_000;
     tables.meta.ended_ns = 20_000_000_000;
     assert_eq!(
         subtitle(&tables, &["n=3".to_owned()]),
-        "2026-03-01 10:00:00 UTC · 20 s · n=3 · nothing lost · pid 1"
+        "2026-03-01T10:00:00.000Z · 20 s · n=3 · nothing lost · server --path /a/b"
     );
     let row = |name: &str, count, loss| LedgerRow { process: None, name: name.to_owned(), count, loss };
     tables.ledger = vec![row("a", 3, true), row("b", 0, true), row("c", 9, false)];
-    assert_eq!(subtitle(&tables, &[]), "2026-03-01 10:00:00 UTC · 20 s · lost: 3 a · pid 1");
+    assert_eq!(subtitle(&tables, &[]), "2026-03-01T10:00:00.000Z · 20 s · lost: 3 a · server --path /a/b");
 }
 
 #[test]
