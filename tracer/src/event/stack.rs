@@ -123,7 +123,7 @@ mod tests {
         let raw = RawStack { kernel: vec![1], user: vec![2, 3] };
         let first = table.intern(7, ProcessId::default(), raw.clone(), &index);
         assert!(
-            matches!(&first, Some((StackId(0), Some(stack))) if stack.kernel == [1] && stack.cut.is_none())
+            matches!(&first, Some((StackId(0), Some(stack))) if stack.kernel == [1] && stack.cut == Some(StackCut::FramePointers))
         );
         assert_eq!(table.intern(8, ProcessId::default(), raw, &index), Some((StackId(0), None)));
         let only_kernel = RawStack { kernel: vec![1], user: vec![] };
