@@ -20,7 +20,7 @@ use super::{EXIT_NOTHING_SEEN, duration, target};
 use crate::{
     capture::{self, Meta, MetaProcess, Writer},
     event::Event,
-    probe::{DRAIN_INTERVAL, Options, Progress, Session, Stopped, process},
+    probe::{DRAIN_INTERVAL, INJECT_LIBRARY, Options, Progress, Session, Stopped, process},
 };
 
 /// Record what a model server does into a capture
@@ -284,7 +284,6 @@ fn meta(args: &Args, chosen: &target::Chosen) -> Meta {
 
 /// The library to preload into a command, if it is wanted and there.
 fn injection(args: &Args) -> Result<Option<PathBuf>> {
-    const NAME: &str = "libtracer_inject.so";
     if args.no_inject || args.command.is_empty() {
         return Ok(None);
     }
@@ -296,9 +295,13 @@ fn injection(args: &Args) -> Result<Option<PathBuf>> {
     }
     let here = std::env::current_exe().context("finding myself")?;
     let folder = here.parent().unwrap_or(Path::new("."));
-    let found = [folder.join(NAME), folder.join("../lib").join(NAME)].into_iter().find(|file| file.is_file());
+    let found = [folder.join(INJECT_LIBRARY), folder.join("../lib").join(INJECT_LIBRARY)]
+        .into_iter()
+        .find(|file| file.is_file());
     if found.is_none() && !args.quiet {
-        eprintln!("tracer: {NAME} is not beside tracer nor in ../lib: GPU times will be host-observed");
+        eprintln!(
+            "tracer: {INJECT_LIBRARY} is not beside tracer nor in ../lib: GPU times will be host-observed"
+        );
     }
     found.map(|file| file.canonicalize()).transpose().map_err(Into::into)
 }

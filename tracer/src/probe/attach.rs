@@ -23,6 +23,9 @@ use super::{
 };
 use crate::event::{Event, Mapping, Point, ProcessId, stack::MappingIndex};
 
+/// File name of the library that takes GPU times. Its marks are ours: they do not make a program one that marks.
+pub const INJECT_LIBRARY: &str = "libtracer_inject.so";
+
 /// A file, as long as it is mapped somewhere.
 type FileKey = ((i32, i32), u64);
 
@@ -223,7 +226,7 @@ impl Attacher {
             self.next_point += 1;
             self.points.push((process, format!("{}:{}", point.engine, point.name)));
             attached.steps += usize::from(point.role == Role::Step);
-            attached.marks += usize::from(point.role == Role::Mark);
+            attached.marks += usize::from(point.role == Role::Mark && !file.path.ends_with(INJECT_LIBRARY));
             out.push(Event::Point(Point {
                 id,
                 time_ns: now_ns,

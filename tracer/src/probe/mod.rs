@@ -13,8 +13,8 @@ pub mod object;
 pub mod process;
 mod session;
 
-pub use attach::Notice;
 pub(crate) use attach::read as read_mapped;
+pub use attach::{INJECT_LIBRARY, Notice};
 pub use clock::monotonic_ns;
 pub use error::ProbeError;
 pub use kernel::{Missing, Options};
