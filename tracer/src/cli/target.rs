@@ -2,11 +2,11 @@
 
 use std::{
     collections::BTreeMap,
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     io::Write,
     os::fd::{AsRawFd, OwnedFd},
     os::unix::process::CommandExt,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, ExitCode, Stdio},
 };
 
@@ -110,7 +110,10 @@ fn start(command: &[OsString], inject: &Option<PathBuf>) -> Result<Chosen> {
     }
     let child = hold.spawn().context("starting the command")?;
     let found = process::find(child.id())?;
-    let name: Vec<_> = command.iter().map(|part| part.to_string_lossy()).collect();
+    // Reports and pictures show it: where the program lies would only push its arguments out of sight.
+    let program = Path::new(&command[0]).file_name().unwrap_or(&command[0]);
+    let arguments = command.iter().skip(1).map(OsString::as_os_str);
+    let name: Vec<_> = std::iter::once(program).chain(arguments).map(OsStr::to_string_lossy).collect();
     Ok(Chosen {
         name: name.join(" "),
         processes: vec![found],
