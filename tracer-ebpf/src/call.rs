@@ -10,8 +10,6 @@ pub const RETURNED: u16 = 1;
 pub const ENTRY_ONLY: u16 = 2;
 /// The frame was gone without a return (longjmp, exception): `end_ns` is when that was noticed.
 pub const UNWOUND: u16 = 4;
-/// Still open when the recording stopped (`end_ns` is then that time); written by user space.
-pub const OPEN: u16 = 8;
 /// Still open when the thread exited (`end_ns` is then that time).
 pub const EXITED: u16 = 16;
 

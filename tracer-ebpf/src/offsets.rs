@@ -10,8 +10,6 @@ pub struct Offsets {
     pub task_pid: u32,
     /// `task_struct.start_boottime` (ns).
     pub task_start_boottime: u32,
-    /// `task_struct.group_leader`.
-    pub task_group_leader: u32,
     /// `task_struct.signal`.
     pub task_signal: u32,
     /// `signal_struct.live`: threads that have not exited.

@@ -4,6 +4,7 @@ pub mod capture;
 pub mod cli;
 pub mod clock;
 pub mod event;
+mod host_clock;
 pub mod latency;
 pub mod probe;
 pub mod symbol;

@@ -30,7 +30,6 @@ static SCRATCH: PerCpuArray<Scratch> = PerCpuArray::with_max_entries(SCRATCH_SLO
 pub(crate) static OFFSETS: Global<Offsets> = Global::new(Offsets {
     task_pid: 0,
     task_start_boottime: 0,
-    task_group_leader: 0,
     task_signal: 0,
     signal_live: 0,
     task_comm: 0,

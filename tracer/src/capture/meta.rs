@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::error::{Context, Error, ErrorKind, Result};
 use super::folder::Folder;
 use crate::event::ProcessId;
+use crate::host_clock::monotonic_ns;
 
 /// Version of the capture format: it grows when an older reader would misread a newer capture.
 pub const VERSION: u32 = 1;
@@ -124,12 +125,4 @@ fn read(path: &str) -> String {
 /// Names this boot of the machine; empty when it is not known.
 pub(crate) fn boot_id() -> String {
     read("/proc/sys/kernel/random/boot_id")
-}
-
-/// CLOCK_MONOTONIC now, in ns.
-pub(crate) fn monotonic_ns() -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is a valid timespec for the call to fill; CLOCK_MONOTONIC exists on every Linux.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
-    u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0)
 }

@@ -5,13 +5,14 @@ use std::path::Path;
 
 use super::error::Result;
 use super::folder::Folder;
-use super::meta::{Meta, monotonic_ns};
+use super::meta::Meta;
 use super::raw::{Counter, Marked, for_each_event_table};
 use super::stream::TableWriter;
 use crate::event::mark::{self, Mark};
 use crate::event::{
     Call, Event, HostClock, Mapping, MarkEvent, Point, Process, ProcessId, Sample, Sched, Stack,
 };
+use crate::host_clock::monotonic_ns;
 use crate::timeline::tables::LedgerRow;
 
 macro_rules! tables {

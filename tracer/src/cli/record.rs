@@ -20,6 +20,7 @@ use super::{EXIT_NOTHING_SEEN, duration, target};
 use crate::{
     capture::{self, Meta, MetaProcess, Writer},
     event::Event,
+    host_clock::monotonic_ns,
     probe::{DRAIN_INTERVAL, INJECT_LIBRARY, Options, Progress, Session, Stopped, process},
 };
 
@@ -189,8 +190,7 @@ impl Recording {
 
     fn flush(&mut self) {
         let ledger = self.session.ledger();
-        let result =
-            self.writer.ledger(crate::probe::monotonic_ns(), &ledger).and_then(|()| self.writer.flush());
+        let result = self.writer.ledger(monotonic_ns(), &ledger).and_then(|()| self.writer.flush());
         if let Err(error) = result {
             self.failed.get_or_insert(error);
         }
@@ -201,13 +201,13 @@ impl Recording {
             eprintln!("taking the probes away and finishing the capture …");
         }
         let coverage = self.session.coverage();
-        self.writer.set_ended(crate::probe::monotonic_ns());
+        self.writer.set_ended(monotonic_ns());
         let mut rest = Vec::new();
         let Stopped { ledger, progress } = self.session.stop(&mut rest);
         for event in rest {
             self.writer.write(&event)?;
         }
-        self.writer.ledger(crate::probe::monotonic_ns(), &ledger)?;
+        self.writer.ledger(monotonic_ns(), &ledger)?;
         let simulated = self.writer.meta().simulated;
         self.writer.close()?;
         capture::finish(folder)?;

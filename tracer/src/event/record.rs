@@ -112,7 +112,6 @@ fn call_of(record: &tracer_abi::Call) -> Call {
         call::RETURNED => CallEnd::Returned,
         call::UNWOUND => CallEnd::Unwound,
         call::EXITED => CallEnd::Exited,
-        call::OPEN => CallEnd::Open,
         _ => CallEnd::EntryOnly,
     };
     Call {

@@ -33,7 +33,6 @@ pub fn offsets(path: &Path) -> Result<Offsets, ProbeError> {
     Ok(Offsets {
         task_pid: member("task_struct", "pid")?,
         task_start_boottime: member("task_struct", "start_boottime")?,
-        task_group_leader: member("task_struct", "group_leader")?,
         task_signal: member("task_struct", "signal")?,
         signal_live: member("signal_struct", "live")?,
         task_comm: member("task_struct", "comm")?,

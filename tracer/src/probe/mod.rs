@@ -6,7 +6,6 @@
 
 mod attach;
 pub mod btf;
-mod clock;
 mod error;
 mod kernel;
 pub mod object;
@@ -15,7 +14,6 @@ mod session;
 
 pub(crate) use attach::read as read_mapped;
 pub use attach::{INJECT_LIBRARY, Notice};
-pub use clock::monotonic_ns;
 pub use error::ProbeError;
 pub use kernel::{Missing, Options};
 pub use session::{DRAIN_INTERVAL, Progress, Session, Stopped};

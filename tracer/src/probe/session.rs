@@ -9,7 +9,6 @@ use tracer_abi::{Counter, TARGET_FOLLOW, Target, sched};
 use super::{
     Missing, Options, ProbeError,
     attach::{Attached, Attacher, Notice},
-    clock::{bracket, monotonic_ns},
     kernel::Kernel,
     process::{self, Found},
 };
@@ -20,6 +19,7 @@ use crate::{
         sorter::Sorter,
         stack::{MappingIndex, StackTable},
     },
+    host_clock::{bracket, monotonic_ns},
     timeline::tables::LedgerRow,
 };
 

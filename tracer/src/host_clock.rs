@@ -4,7 +4,7 @@ use crate::event::HostClock;
 
 /// CLOCK_MONOTONIC ns.
 #[must_use]
-pub fn monotonic_ns() -> u64 {
+pub(crate) fn monotonic_ns() -> u64 {
     read(libc::CLOCK_MONOTONIC)
 }
 
