@@ -3,15 +3,10 @@
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     fs::File,
-    num::NonZeroU32,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
-use aya::programs::{
-    UProbe,
-    uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLink, UProbeScope},
-};
 use engines::{Library, Profiles, Role};
 use object::Object as _;
 use tracer_abi::{MAX_POINTS, call, programs};
@@ -20,6 +15,7 @@ use super::{
     ProbeError,
     kernel::Kernel,
     process::{self, FileMapping},
+    uprobe::{Link, Place},
 };
 use crate::event::{Event, Mapping, Point, ProcessId, stack::MappingIndex};
 
@@ -43,7 +39,7 @@ pub(crate) struct Attached {
     mappings: Vec<Mapping>,
     pub(crate) index: MappingIndex,
     seen: HashSet<FileKey>,
-    links: Vec<UProbeLink>,
+    links: Vec<Link>,
     /// Points by role, to say what this process is.
     pub(crate) steps: usize,
     pub(crate) marks: usize,
@@ -55,17 +51,19 @@ pub(crate) struct Attached {
 
 impl Attached {
     /// Hands over its probes, to be taken away with [`detach`].
-    pub(crate) fn take_links(&mut self) -> Vec<UProbeLink> {
+    pub(crate) fn take_links(&mut self) -> Vec<Link> {
         std::mem::take(&mut self.links)
     }
 }
 
-/// Takes probes away in the background: the kernel waits about 0.1 s for each, one after the other, until no CPU can be
-/// inside it.
-fn detach_later(links: Vec<UProbeLink>) {
-    if !links.is_empty() {
-        std::thread::spawn(move || drop(links));
-    }
+/// Takes probes away, all at the same time: for each link the kernel waits until no CPU can be inside a probe of it, and
+/// these waits overlap.
+pub(crate) fn detach(links: Vec<Link>) {
+    std::thread::scope(|scope| {
+        for link in links {
+            scope.spawn(move || drop(link));
+        }
+    });
 }
 
 /// All processes of a recording.
@@ -97,7 +95,11 @@ impl Attacher {
     pub(crate) fn begin_program(&mut self, process: ProcessId, time_ns: u64) {
         let attached = Attached { stale: true, began_ns: Some(time_ns), ..Attached::default() };
         if let Some(mut before) = self.processes.insert(process, attached) {
-            detach_later(before.take_links());
+            let links = before.take_links();
+            // Nobody waits for it.
+            if !links.is_empty() {
+                std::thread::spawn(|| detach(links));
+            }
         }
     }
 
@@ -210,21 +212,20 @@ impl Attacher {
         out: &mut Vec<Event>,
     ) {
         let Ok((_, path)) = open(process, file) else { return };
+        let mut wanted = Vec::new();
         for point in library.points.iter().filter(|point| point.default) {
-            let id = self.next_point;
-            if id >= MAX_POINTS {
+            if self.next_point >= MAX_POINTS {
                 self.notice(process, file, format!("{}: more than {MAX_POINTS} probe points", point.name));
-                return;
+                break;
             }
-            match attach_point(kernel, process, &path, id, point) {
-                Ok(links) => attached.links.extend(links),
-                Err(error) => {
-                    self.notice(process, file, format!("{} not probed: {error}", point.name));
-                    continue;
-                }
-            }
+            wanted.push((self.next_point, point));
             self.next_point += 1;
             self.points.push((process, format!("{}:{}", point.engine, point.name)));
+        }
+        let refused = |point: &engines::Point, error: ProbeError| {
+            self.notice(process, file, format!("{} not probed: {error}", point.name));
+        };
+        for (id, point) in attach_points(kernel, process, &path, wanted, &mut attached.links, refused) {
             attached.steps += usize::from(point.role == Role::Step);
             attached.marks += usize::from(point.role == Role::Mark && !file.path.ends_with(INJECT_LIBRARY));
             out.push(Event::Point(Point {
@@ -250,42 +251,58 @@ impl Attacher {
     }
 }
 
-fn attach_point(
+/// Attaches points of one file: all at once where the kernel can, and where one of them is refused, each by itself.
+/// `refused` hears of those that cannot be probed.
+fn attach_points<'a>(
     kernel: &mut Kernel,
     process: ProcessId,
     path: &Path,
-    id: u32,
-    point: &engines::Point,
-) -> Result<Vec<UProbeLink>, ProbeError> {
-    let cookie = call::cookie(id, point.return_probe);
-    if point.role == Role::Mark {
-        return Ok(vec![attach_one(kernel.uprobe(programs::MARK)?, process, path, point.offset, cookie)?]);
+    points: Vec<(u32, &'a engines::Point)>,
+    links: &mut Vec<Link>,
+    mut refused: impl FnMut(&engines::Point, ProbeError),
+) -> Vec<(u32, &'a engines::Point)> {
+    if kernel.uprobes.in_batches() {
+        match attach_group(kernel, process, path, &points) {
+            Ok(group) => {
+                links.extend(group);
+                return points;
+            }
+            Err(error) => tracing::debug!("{error}: trying each by itself"),
+        }
     }
-    let mut links = Vec::with_capacity(2);
-    // The return probe first: an entry without its return would stay open.
-    if point.return_probe {
-        let program = kernel.uprobe(programs::CALL_RETURN)?;
-        links.push(attach_one(program, process, path, point.offset, cookie)?);
-    }
-    links.push(attach_one(kernel.uprobe(programs::CALL_ENTRY)?, process, path, point.offset, cookie)?);
-    Ok(links)
+    let attach = |point: &(u32, &engines::Point)| match attach_group(kernel, process, path, &[*point]) {
+        Ok(group) => {
+            links.extend(group);
+            true
+        }
+        Err(error) => {
+            refused(point.1, error);
+            false
+        }
+    };
+    points.into_iter().filter(attach).collect()
 }
 
-fn attach_one(
-    program: &mut UProbe,
+fn attach_group(
+    kernel: &mut Kernel,
     process: ProcessId,
     path: &Path,
-    offset: u64,
-    cookie: u64,
-) -> Result<UProbeLink, ProbeError> {
-    let pid = NonZeroU32::new(process.tgid).ok_or(ProbeError::ProcessGone { pid: 0 })?;
-    let point =
-        UProbeAttachPoint { location: UProbeAttachLocation::AbsoluteOffset(offset), cookie: Some(cookie) };
-    let what = || format!("attaching at {}+{offset:#x} in process {pid}", path.display());
-    let link = program
-        .attach(point, path, UProbeScope::OneProcess(pid))
-        .map_err(|source| ProbeError::Program { what: what(), source })?;
-    program.take_link(link).map_err(|source| ProbeError::Program { what: what(), source })
+    points: &[(u32, &engines::Point)],
+) -> Result<Vec<Link>, ProbeError> {
+    let places = |wanted: fn(&engines::Point) -> bool| -> Vec<Place> {
+        let points = points.iter().filter(|(_, point)| wanted(point));
+        points
+            .map(|(id, point)| Place { offset: point.offset, cookie: call::cookie(*id, point.return_probe) })
+            .collect()
+    };
+    // The return probes first: an entry without its return would stay open.
+    let returns = places(|point| point.role != Role::Mark && point.return_probe);
+    let mut links = kernel.attach(programs::CALL_RETURN, process, path, &returns)?;
+    let entries = places(|point| point.role != Role::Mark);
+    links.extend(kernel.attach(programs::CALL_ENTRY, process, path, &entries)?);
+    let marks = places(|point| point.role == Role::Mark);
+    links.extend(kernel.attach(programs::MARK, process, path, &marks)?);
+    Ok(links)
 }
 
 /// Opens the very file that is mapped: by path inside the process's root, or through the mapping when the path names

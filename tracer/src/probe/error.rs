@@ -33,6 +33,10 @@ pub enum ProbeError {
     Absent { what: &'static str, name: &'static str },
     #[error("{what}: {source}")]
     Program { what: String, source: ProgramError },
+    #[error("{what} in process {pid}: {source}")]
+    Attach { what: String, pid: u32, source: io::Error },
+    #[error("the embedded kernel-side program: {what}")]
+    Object { what: String },
     #[error("map `{name}`: {source}")]
     Map { name: &'static str, source: MapError },
     #[error("process {pid}: {source}")]

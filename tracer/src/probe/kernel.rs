@@ -6,14 +6,18 @@ use aya::{
     Btf, Ebpf, EbpfLoader,
     maps::{HashMap, MapData, PerCpuArray, RingBuf},
     programs::{
-        BtfTracePoint, PerfEvent, ProgramError, UProbe,
+        BtfTracePoint, PerfEvent, ProgramError,
         perf_event::{PerfEventConfig, PerfEventLink, PerfEventScope, SamplePolicy, SoftwareEvent},
         tp_btf::BtfTracePointLink,
     },
 };
 use tracer_abi::{globals, maps, programs};
 
-use super::{ProbeError, btf, object};
+use super::{
+    ProbeError, btf, object,
+    uprobe::{Link, Place, Uprobes},
+};
+use crate::event::ProcessId;
 
 /// What to record.
 #[derive(Clone, Debug)]
@@ -48,6 +52,7 @@ pub struct Missing {
 /// The loaded programs and their maps.
 pub(crate) struct Kernel {
     ebpf: Ebpf,
+    pub(crate) uprobes: Uprobes,
     pub(crate) vital: RingBuf<MapData>,
     pub(crate) bulk: RingBuf<MapData>,
     pub(crate) targets: HashMap<MapData, u32, [u64; 2]>,
@@ -79,7 +84,9 @@ impl Kernel {
             .override_global(aya_log::LEVEL, &level, true)
             .load(object)?;
         let logger = if options.log_kernel { logger(&mut ebpf) } else { None };
+        let uprobes = Uprobes::load(&mut ebpf)?;
         let mut kernel = Self {
+            uprobes,
             vital: take(&mut ebpf, maps::VITAL)?,
             bulk: take(&mut ebpf, maps::BULK)?,
             targets: take(&mut ebpf, maps::TARGETS)?,
@@ -92,10 +99,6 @@ impl Kernel {
             logger,
             ebpf,
         };
-        for name in [programs::CALL_ENTRY, programs::CALL_RETURN, programs::MARK] {
-            let source = |source| ProbeError::Program { what: format!("loading program `{name}`"), source };
-            kernel.uprobe(name)?.load().map_err(source)?;
-        }
         kernel.attach_global(options)?;
         Ok(kernel)
     }
@@ -168,10 +171,15 @@ impl Kernel {
         Ok(())
     }
 
-    /// One of the uprobe programs.
-    pub(crate) fn uprobe(&mut self, name: &'static str) -> Result<&mut UProbe, ProbeError> {
-        let program = self.ebpf.program_mut(name).ok_or(ProbeError::Absent { what: "program", name })?;
-        program.try_into().map_err(|source| ProbeError::Program { what: name.into(), source })
+    /// Probes places of one file in one process with one of the uprobe programs, all or none.
+    pub(crate) fn attach(
+        &mut self,
+        name: &'static str,
+        process: ProcessId,
+        path: &Path,
+        places: &[Place],
+    ) -> Result<Vec<Link>, ProbeError> {
+        self.uprobes.attach(&mut self.ebpf, name, process, path, places)
     }
 
     /// Passes on what the kernel-side programs logged.

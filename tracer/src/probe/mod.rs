@@ -11,6 +11,7 @@ mod kernel;
 pub mod object;
 pub mod process;
 mod session;
+mod uprobe;
 
 pub(crate) use attach::read as read_mapped;
 pub use attach::{INJECT_LIBRARY, Notice};

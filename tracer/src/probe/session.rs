@@ -8,7 +8,7 @@ use tracer_abi::{Counter, TARGET_FOLLOW, Target, sched};
 
 use super::{
     Missing, Options, ProbeError,
-    attach::{Attached, Attacher, Notice},
+    attach::{Attached, Attacher, Notice, detach},
     kernel::Kernel,
     process::{self, Found},
 };
@@ -170,7 +170,7 @@ impl Session {
         let stop_ns = monotonic_ns();
         self.open_calls(stop_ns);
         self.open_sleeps(stop_ns);
-        drop(self.attacher.processes.values_mut().flat_map(Attached::take_links).collect::<Vec<_>>());
+        detach(self.attacher.processes.values_mut().flat_map(Attached::take_links).collect());
         while self.drain(out) > 0 {}
         self.release(u64::MAX, out);
         Stopped { ledger: self.ledger(), progress: self.progress() }
