@@ -1,7 +1,6 @@
 //! `tracer record`: probes on, events into a capture, probes off.
 
 use std::{
-    ffi::OsString,
     io::{IsTerminal, Write},
     path::{Path, PathBuf},
     process::ExitCode,
@@ -21,7 +20,7 @@ use crate::{
     capture::{self, Meta, MetaProcess, Writer},
     event::Event,
     host_clock::monotonic_ns,
-    probe::{DRAIN_INTERVAL, INJECT_LIBRARY, Options, Progress, Session, Stopped, process},
+    probe::{DRAIN_INTERVAL, INJECT_LIBRARY, Options, Progress, Session, Stopped, process, select::Watch},
 };
 
 /// Record what a model server does into a capture
@@ -30,19 +29,14 @@ use crate::{
   tracer record                              list what could be traced
   tracer record --pid 4711 --duration 10s    trace a running server
   tracer record --comm trtllm-serve -o trace
+  tracer record --container 4f1d7a0c9be2     trace a container, also what starts in it later
+  tracer record --all --duration 1m          trace every engine on this machine
   tracer record -- ./server --port 8000      start a server and trace it, GPU times included
 
 Ctrl-C ends a recording; the capture is complete then, too. Next: tracer report DIR")]
 pub(crate) struct Args {
-    /// Trace this process and its children (repeatable)
-    #[arg(long, value_name = "PID", conflicts_with_all = ["comm", "command"])]
-    pid: Vec<u32>,
-    /// Trace all processes of this name (thread name or executable)
-    #[arg(long, value_name = "NAME", conflicts_with = "command")]
-    comm: Option<String>,
-    /// Start this command and trace it
-    #[arg(last = true, value_name = "CMD")]
-    command: Vec<OsString>,
+    #[command(flatten)]
+    target: target::Target,
     /// Stop after this long (10s, 500ms, 2m); without it: at Ctrl-C, or when the targets are gone
     #[arg(long, value_parser = duration::parse)]
     duration: Option<Duration>,
@@ -86,24 +80,30 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     for file in &args.engine {
         profiles.load(file)?;
     }
-    if args.pid.is_empty() && args.comm.is_none() && args.command.is_empty() {
+    if !args.target.is_named() {
         return target::list_candidates(&profiles, args.json);
     }
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
         signal_hook::flag::register(signal, Arc::clone(&stop)).context("catching Ctrl-C")?;
     }
-    let mut session = Session::start(options(args), profiles)?;
-    let mut chosen =
-        target::choose(args.pid.as_slice(), args.comm.as_deref(), &args.command, &injection(args)?)?;
+    let mut session = Session::start(options(args), profiles.clone())?;
+    let mut chosen = args.target.choose(&profiles, &injection(args)?)?;
     let folder = args.output.clone().unwrap_or_else(default_folder);
     let writer = Writer::create(&folder, meta(args, &chosen))?;
     for found in &chosen.processes {
         if chosen.is_held() { session.add_before_exec(found)? } else { session.add(found)? }
     }
     chosen.let_go()?;
-    let mut recording =
-        Recording { session, writer, events: Vec::new(), quiet: args.quiet, coverage: (0, 0), failed: None };
+    let mut recording = Recording {
+        session,
+        writer,
+        events: Vec::new(),
+        watch: chosen.watch.take().map(|watch| (watch, profiles)),
+        quiet: args.quiet,
+        coverage: (0, 0),
+        failed: None,
+    };
     recording.say_missing();
     let began = Instant::now();
     recording.run(&stop, args.duration, began)?;
@@ -122,6 +122,8 @@ struct Recording {
     session: Session,
     writer: Writer,
     events: Vec<Event>,
+    /// For processes that come later.
+    watch: Option<(Watch, Profiles)>,
     quiet: bool,
     /// Step functions and mark sites that are probed, as last said.
     coverage: (usize, usize),
@@ -161,7 +163,9 @@ impl Recording {
                 if progress {
                     show_progress(&self.session.progress(), began.elapsed());
                 }
-                if self.session.live() == 0 {
+                self.look_for_more();
+                let waits = self.watch.as_ref().is_some_and(|(watch, _)| watch.selector().waits());
+                if !waits && self.session.live() == 0 {
                     self.say("every target has exited");
                     break;
                 }
@@ -178,6 +182,14 @@ impl Recording {
             eprintln!();
         }
         Ok(())
+    }
+
+    fn look_for_more(&mut self) {
+        let Some((watch, profiles)) = &mut self.watch else { return };
+        for found in watch.again(profiles) {
+            // Gone again before it could be traced.
+            let _gone = self.session.add(&found);
+        }
     }
 
     fn write(&mut self) {
@@ -284,7 +296,7 @@ fn meta(args: &Args, chosen: &target::Chosen) -> Meta {
 
 /// The library to preload into a command, if it is wanted and there.
 fn injection(args: &Args) -> Result<Option<PathBuf>> {
-    if args.no_inject || args.command.is_empty() {
+    if args.no_inject || args.target.command.is_empty() {
         return Ok(None);
     }
     if let Some(file) = &args.inject {

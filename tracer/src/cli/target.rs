@@ -1,7 +1,6 @@
 //! What to trace.
 
 use std::{
-    collections::BTreeMap,
     ffi::{OsStr, OsString},
     io::Write,
     os::fd::{AsRawFd, OwnedFd},
@@ -14,13 +13,18 @@ use anyhow::{Context, Result};
 use engines::Profiles;
 use serde::Serialize;
 
-use crate::probe::process::{self, Found};
+use crate::probe::{
+    process::{self, Found},
+    select::{Selector, Watch, engines_of},
+};
 
 /// The processes to trace, and the command that was started for it.
 pub(crate) struct Chosen {
     /// As the user named it.
     pub(crate) name: String,
     pub(crate) processes: Vec<Found>,
+    /// For processes that come later.
+    pub(crate) watch: Option<Watch>,
     started: Option<Started>,
 }
 
@@ -54,34 +58,54 @@ impl Chosen {
     }
 }
 
-/// Finds or starts the processes.
-///
-/// # Errors
-/// There is no such process, or the command cannot be started.
-pub(crate) fn choose(
-    pids: &[u32],
-    comm: Option<&str>,
-    command: &[OsString],
-    inject: &Option<PathBuf>,
-) -> Result<Chosen> {
-    if !command.is_empty() {
-        return start(command, inject);
+/// How a user names what to trace.
+#[derive(Debug, clap::Args)]
+#[group(multiple = false)]
+pub(crate) struct Target {
+    /// Trace this process and its children (repeatable)
+    #[arg(long, value_name = "PID", value_delimiter = ',')]
+    pid: Vec<u32>,
+    /// Trace all processes of this name (process or executable), also those that start later
+    #[arg(long, value_name = "NAME")]
+    comm: Option<String>,
+    /// Trace what runs in this control group or below it, now and later
+    #[arg(long, value_name = "PATH")]
+    cgroup: Option<String>,
+    /// Trace what runs in this container, now and later; the beginning of its id is enough
+    #[arg(long, value_name = "ID")]
+    container: Option<String>,
+    /// Trace every process that maps an engine's library, now and later
+    #[arg(long)]
+    all: bool,
+    /// Start this command and trace it
+    #[arg(last = true, value_name = "CMD")]
+    pub(crate) command: Vec<OsString>,
+}
+
+impl Target {
+    /// What to look for; `None` for a command, and where nothing is named.
+    fn selector(&self) -> Option<Selector> {
+        let pids = (!self.pid.is_empty()).then(|| Selector::Pids(self.pid.clone()));
+        pids.or_else(|| self.comm.clone().map(Selector::Comm))
+            .or_else(|| self.cgroup.clone().map(Selector::Cgroup))
+            .or_else(|| self.container.clone().map(Selector::Container))
+            .or_else(|| self.all.then_some(Selector::Engines))
     }
-    let (name, roots) = match comm {
-        Some(comm) => (format!("comm {comm}"), process::by_comm(comm)?),
-        None => {
-            let names: Vec<String> = pids.iter().map(u32::to_string).collect();
-            let found = pids.iter().map(|pid| process::find(*pid)).collect::<Result<_, _>>()?;
-            (format!("pid {}", names.join(", ")), found)
-        }
-    };
-    let mut processes = BTreeMap::new();
-    for root in roots {
-        for found in process::tree(root.id.tgid)? {
-            processes.insert(found.id, found);
-        }
+
+    pub(crate) fn is_named(&self) -> bool {
+        self.selector().is_some() || !self.command.is_empty()
     }
-    Ok(Chosen { name, processes: processes.into_values().collect(), started: None })
+
+    /// Finds or starts the processes.
+    ///
+    /// # Errors
+    /// There is no such process, or the command cannot be started.
+    pub(crate) fn choose(&self, profiles: &Profiles, inject: &Option<PathBuf>) -> Result<Chosen> {
+        let Some(selector) = self.selector() else { return start(&self.command, inject) };
+        let mut watch = Watch::new(selector);
+        let processes = watch.first(profiles)?;
+        Ok(Chosen { name: watch.selector().name(), processes, watch: Some(watch), started: None })
+    }
 }
 
 fn start(command: &[OsString], inject: &Option<PathBuf>) -> Result<Chosen> {
@@ -117,6 +141,7 @@ fn start(command: &[OsString], inject: &Option<PathBuf>) -> Result<Chosen> {
     Ok(Chosen {
         name: name.join(" "),
         processes: vec![found],
+        watch: None,
         started: Some(Started { child, go: Some(writer) }),
     })
 }
@@ -146,7 +171,7 @@ pub(crate) fn list_candidates(profiles: &Profiles, json: bool) -> Result<ExitCod
         writeln!(
             out,
             "No running process maps an inference engine or the CUDA driver{}.\n\
-             Name a target yourself: tracer record --pid PID, --comm NAME or -- CMD…",
+             Name a target yourself: tracer record --pid PID, --comm NAME, --container ID or -- CMD…; --all waits for one.",
             // SAFETY: a plain system call.
             if unsafe { libc::geteuid() } == 0 {
                 ""
@@ -166,16 +191,8 @@ pub(crate) fn list_candidates(profiles: &Profiles, json: bool) -> Result<ExitCod
 
 fn candidates(profiles: &Profiles) -> Result<Vec<Candidate>> {
     let mut candidates = Vec::new();
-    for found in process::all()? {
-        // A process that is gone or not ours to look at is no candidate.
-        let Ok(mappings) = process::mappings(found.id.tgid) else { continue };
-        let mut engines: Vec<String> = mappings
-            .iter()
-            .filter_map(|mapping| profiles.engine_of(mapping.path.rsplit('/').next()?))
-            .map(str::to_owned)
-            .collect();
-        engines.sort();
-        engines.dedup();
+    for (found, _) in process::all()? {
+        let engines = engines_of(profiles, found.id.tgid);
         if !engines.is_empty() {
             candidates.push(Candidate { pid: found.id.tgid, comm: found.comm, engines });
         }

@@ -47,4 +47,15 @@ pub enum ProbeError {
         "no process is called `{comm}`; `tracer record` without a target lists those that could be traced"
     )]
     NoSuchComm { comm: String },
+    #[error(
+        "there is no control group `{path}`; /proc/PID/cgroup of the server shows its path, `systemd-cgls` all of them"
+    )]
+    NoSuchCgroup { path: String },
+    #[error(
+        "no process is in a container whose id begins with `{id}` (containers here: {running}).\n  \
+         A container's name is known to its runtime only: `docker inspect -f '{{{{.Id}}}}' NAME`, `podman ps` or `crictl ps` show ids"
+    )]
+    NoSuchContainer { id: String, running: String },
+    #[error("`{id}` is the beginning of several containers' ids ({candidates}): give more of it")]
+    AmbiguousContainer { id: String, candidates: String },
 }

@@ -10,6 +10,7 @@ mod error;
 mod kernel;
 pub mod object;
 pub mod process;
+pub mod select;
 mod session;
 mod uprobe;
 

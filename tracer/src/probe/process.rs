@@ -47,17 +47,10 @@ pub fn runs(id: ProcessId) -> bool {
     stat.starttime == id.start_ticks && !matches!(stat.state, 'Z' | 'X')
 }
 
-/// All live processes called `comm`, and those whose executable is.
-///
-/// # Errors
-/// There is none, or /proc cannot be read.
-pub fn by_comm(comm: &str) -> Result<Vec<Found>, ProbeError> {
-    let found: Vec<Found> = all()?
-        .into_iter()
-        .filter(|process| process.comm == comm || executable(process.id.tgid).as_deref() == Some(comm))
-        .filter(|process| process.id.tgid != std::process::id())
-        .collect();
-    if found.is_empty() { Err(ProbeError::NoSuchComm { comm: comm.into() }) } else { Ok(found) }
+/// Whether a process, or its executable, is called so.
+#[must_use]
+pub fn is_called(found: &Found, comm: &str) -> bool {
+    found.comm == comm || executable(found.id.tgid).as_deref() == Some(comm)
 }
 
 fn executable(pid: u32) -> Option<String> {
@@ -70,18 +63,19 @@ pub fn executable_path(pid: u32) -> Option<String> {
     std::fs::read_link(format!("/proc/{pid}/exe")).ok().map(|path| path.to_string_lossy().into_owned())
 }
 
-/// All live processes.
+/// All live processes, with the size of their address space in bytes (0: a kernel thread).
 ///
 /// # Errors
 /// /proc cannot be read.
-pub fn all() -> Result<Vec<Found>, ProbeError> {
+pub fn all() -> Result<Vec<(Found, u64)>, ProbeError> {
     let processes = procfs::process::all_processes().map_err(|error| proc_error(0, error))?;
     Ok(processes
         .filter_map(Result::ok)
         .filter_map(|process| process.stat().ok())
-        .map(|stat| Found {
-            id: ProcessId { tgid: stat.pid.unsigned_abs(), start_ticks: stat.starttime },
-            comm: stat.comm,
+        .filter(|stat| !matches!(stat.state, 'Z' | 'X'))
+        .map(|stat| {
+            let id = ProcessId { tgid: stat.pid.unsigned_abs(), start_ticks: stat.starttime };
+            (Found { id, comm: stat.comm }, stat.vsize)
         })
         .collect())
 }

@@ -99,11 +99,15 @@ impl Session {
         })
     }
 
-    /// Traces a process from now on: its scheduling at once, its probe points as far as they are mapped.
+    /// Traces a process from now on: its scheduling at once, its probe points as far as they are mapped. Does nothing
+    /// where it is traced already.
     ///
     /// # Errors
     /// The process is gone, or the map of targets is full.
     pub fn add(&mut self, found: &Found) -> Result<(), ProbeError> {
+        if self.attacher.processes.contains_key(&found.id) {
+            return Ok(());
+        }
         self.add_before_exec(found)?;
         self.scan(found.id)
     }
