@@ -92,6 +92,14 @@ pub(crate) enum Find {
 }
 
 impl Find {
+    /// Name of a point that is no symbol.
+    fn name(&self) -> Option<&str> {
+        match self {
+            Self::Symbols { .. } => None,
+            Self::Rtti { name, .. } | Self::Usdt { name, .. } | Self::Refused { name, .. } => Some(name),
+        }
+    }
+
     /// The functions that are looked up by name, twins included.
     pub(crate) fn symbols(&self) -> Vec<String> {
         let Self::Symbols { symbols, twins, .. } = self else { return Vec::new() };
@@ -293,6 +301,32 @@ impl Profiles {
         self.profiles.retain(|known| known.engine != profile.engine);
         self.profiles.insert(0, profile);
         Ok(())
+    }
+
+    /// Has a function probed that is not unless asked for, by its name, or all of a role (`launch`). Returns whether any
+    /// profile knows it.
+    pub fn enable(&mut self, name: &str) -> bool {
+        let mut known = false;
+        for profile in &mut self.profiles {
+            let mut split = Vec::new();
+            for rule in &mut profile.point {
+                if rule.role.name() == name || rule.find.name() == Some(name) {
+                    rule.default = true;
+                    known = true;
+                    continue;
+                }
+                let Find::Symbols { symbols, twins, optional } = &mut rule.find else { continue };
+                let Some(index) = symbols.iter().position(|symbol| symbol == name) else { continue };
+                known = true;
+                if !rule.default {
+                    let symbols = vec![symbols.remove(index)];
+                    let find = Find::Symbols { symbols, twins: twins.clone(), optional: *optional };
+                    split.push(PointRule { find, default: true, ..rule.clone() });
+                }
+            }
+            profile.point.append(&mut split);
+        }
+        known
     }
 
     /// Whether a profile concerns files of this name (the last part of a path); files that any profile may concern

@@ -94,6 +94,10 @@ fn exit(ctx: &RetProbeContext) {
             emit(thread, tid, &open, depth, now, UNWOUND, 0);
         }
     }
+    // Returns of processes that are not recorded are none of our business.
+    if current_target().is_none() {
+        return;
+    }
     count(Counter::ReturnWithoutEntry);
     debug!(ctx, "return of point {} on thread {} without an entry", point, tid);
 }

@@ -1,13 +1,18 @@
 //! `mark`: copies the payload of a mark, which the program put on its own stack.
 
-use aya_ebpf::{helpers::generated, macros::uprobe, programs::ProbeContext};
+use aya_ebpf::{
+    EbpfContext,
+    helpers::generated::{self, bpf_get_attach_cookie},
+    macros::uprobe,
+    programs::ProbeContext,
+};
 use aya_log_ebpf::debug;
 use tracer_abi::{
-    Counter, Header, Kind,
+    Counter, Header, Kind, call,
     mark::{FIXED_BYTES, MAX_BYTES, MarkHeader},
 };
 
-use super::common::{Ring, count, current_target, header, now_ns, opaque, output, with_scratch};
+use super::common::{Ring, count, count_hit, current_target, header, now_ns, opaque, output, with_scratch};
 
 #[uprobe]
 fn mark(ctx: ProbeContext) -> u32 {
@@ -19,6 +24,8 @@ fn mark(ctx: ProbeContext) -> u32 {
 fn record(ctx: &ProbeContext) {
     let now = now_ns();
     let Some((target, tgid, tid)) = current_target() else { return };
+    // SAFETY: `ctx` is this program's context.
+    count_hit(call::from_cookie(unsafe { bpf_get_attach_cookie(ctx.as_ptr()) }).0);
     // SAFETY: the context of a uprobe is the user's registers.
     let (address, bytes) = unsafe { ((*ctx.regs).rdi, (*ctx.regs).rsi) };
     if bytes < size_of::<MarkHeader>() as u64 || bytes > MAX_BYTES as u64 {

@@ -123,10 +123,8 @@ impl Capture {
     /// # Errors
     /// When a table cannot be read.
     pub fn tables(&self) -> Result<Tables> {
-        let mut engines = Vec::new();
-        for point in self.points()? {
-            engines.push(point?.engine);
-        }
+        let points = self.points()?.collect::<Result<Vec<_>>>()?;
+        let mut engines: Vec<String> = points.iter().map(|point| point.engine.clone()).collect();
         engines.sort();
         engines.dedup();
         let Meta { tool_version, host, target, started_realtime_ns, started_monotonic_ns, .. } =
@@ -147,6 +145,7 @@ impl Capture {
             iterations: self.iterations()?.collect::<Result<_>>()?,
             requests: self.requests()?.collect::<Result<_>>()?,
             tokens: self.tokens()?.collect::<Result<_>>()?,
+            points,
             ledger: self.ledger()?.collect::<Result<_>>()?,
         })
     }

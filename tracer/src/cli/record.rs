@@ -55,7 +55,13 @@ pub(crate) struct Args {
     /// Do not follow children of the targets
     #[arg(long)]
     no_follow: bool,
-    /// Another engine profile (repeatable)
+    /// Probe entries of functions only: calls then have no end. For targets that must not get return probes
+    #[arg(long)]
+    no_returns: bool,
+    /// Also probe this function, or all of this role: launch, copy, event_record (repeatable; see `tracer probes`)
+    #[arg(long, value_name = "NAME")]
+    point: Vec<String>,
+    /// Another engine profile: a file, or cuda_graph (repeatable)
     #[arg(long, value_name = "FILE")]
     engine: Vec<PathBuf>,
     /// With a command: do not load the library that takes GPU times
@@ -79,6 +85,11 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let mut profiles = Profiles::builtin();
     for file in &args.engine {
         profiles.load(file)?;
+    }
+    for name in &args.point {
+        if !profiles.enable(name) {
+            bail!("--point {name}: no profile names such a function or role; `tracer probes` shows them");
+        }
     }
     if !args.target.is_named() {
         return target::list_candidates(&profiles, args.json);
@@ -271,6 +282,7 @@ fn options(args: &Args) -> Options {
         sched: !args.no_sched,
         min_off_cpu_ns: args.min_off_cpu.map_or(0, |time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)),
         follow: !args.no_follow,
+        returns: !args.no_returns,
         log_kernel: args.log_kernel,
     }
 }

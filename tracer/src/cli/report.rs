@@ -12,6 +12,7 @@ use anyhow::Result;
 use super::table::{Side, Style, Table, WIDTH, cut};
 use super::units::{clean, count, duration, offset};
 use crate::capture::Capture;
+use crate::timeline::coverage::Coverage;
 use crate::timeline::rows::Unmatched;
 use summary::{LatencyRow, LedgerLine, SlowToken, Summary};
 
@@ -69,6 +70,10 @@ fn text(summary: &Summary, style: Style) -> String {
     for (title, tokens) in lists.into_iter().filter(|(_, tokens)| !tokens.is_empty()) {
         section(title, style, &mut out);
         out.push_str(&slowest(tokens, summary.recording.started_ns).render(style));
+    }
+    if !summary.coverage.is_empty() {
+        section("Probe points", style, &mut out);
+        coverage(summary, style, &mut out);
     }
     section("Ledger", style, &mut out);
     ledger(summary, style, &mut out);
@@ -236,6 +241,33 @@ fn name_of(token: &SlowToken) -> String {
 
 fn token_name(token: &SlowToken) -> String {
     if token.choice == 0 { token.index.to_string() } else { format!("{}/{}", token.choice, token.index) }
+}
+
+fn coverage(summary: &Summary, style: Style, out: &mut String) {
+    for process in &summary.coverage {
+        let Coverage { tgid, found, attached, fired, silent } = process;
+        let line = format!("  process {tgid}: {found} found, {attached} attached, {fired} fired");
+        let _ = writeln!(out, "{}", if attached < found { style.alarm(&line) } else { line });
+        for silent in silent {
+            for line in wrap_words(&silent.to_string(), WIDTH - 4) {
+                let _ = writeln!(out, "{}", style.note(&format!("    {line}")));
+            }
+        }
+    }
+}
+
+fn wrap_words(text: &str, width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(cut(word, width)),
+        }
+    }
+    lines
 }
 
 fn ledger(summary: &Summary, style: Style, out: &mut String) {

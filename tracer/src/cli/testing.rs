@@ -40,6 +40,7 @@ pub(crate) fn tables() -> Tables {
         iterations: out.iterations,
         requests: out.requests,
         tokens: out.tokens,
+        points: Vec::new(),
         ledger: vec![row("vital_written", 12_345, false), row("vital_dropped", 0, true)],
     }
 }

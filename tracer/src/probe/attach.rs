@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use engines::{Library, Profiles, Role};
+use engines::{Library, Placement, Profiles, Role};
 use object::Object as _;
 use tracer_abi::{MAX_POINTS, call, programs};
 
@@ -15,12 +15,16 @@ use super::{
     ProbeError,
     kernel::Kernel,
     process::{self, FileMapping},
+    trial::{self, Seccomp},
     uprobe::{Link, Place},
 };
 use crate::event::{Event, Mapping, Point, ProcessId, stack::MappingIndex};
 
 /// File name of the library that takes GPU times. Its marks are ours: they do not make a program one that marks.
 pub const INJECT_LIBRARY: &str = "libtracer_inject.so";
+
+const ALL: Seccomp = Seccomp { returns: true, nop5: true };
+const NONE: Seccomp = Seccomp { returns: false, nop5: false };
 
 /// A file, as long as it is mapped somewhere.
 type FileKey = ((i32, i32), u64);
@@ -45,6 +49,8 @@ pub(crate) struct Attached {
     pub(crate) marks: usize,
     /// Should be looked at again.
     pub(crate) stale: bool,
+    /// It has return probes, or probes on 5-byte nops, of which a seccomp filter may not know.
+    fragile: bool,
     /// When the process began or changed its program, until its first scan after that.
     pub(crate) began_ns: Option<u64>,
 }
@@ -66,6 +72,31 @@ pub(crate) fn detach(links: Vec<Link>) {
     });
 }
 
+/// As [`detach`], with nobody waiting for it.
+fn detach_in_background(links: Vec<Link>) {
+    if !links.is_empty() {
+        std::thread::spawn(|| detach(links));
+    }
+}
+
+/// What became of the probe points of a process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    /// Wanted, and known where.
+    pub(crate) found: u64,
+    pub(crate) attached: u64,
+    /// Attached without the return probe that they should have.
+    pub(crate) returns_withheld: u64,
+}
+
+/// A point to attach.
+#[derive(Clone, Copy)]
+struct Wanted<'a> {
+    id: u32,
+    point: &'a engines::Point,
+    has_return: bool,
+}
+
 /// All processes of a recording.
 pub(crate) struct Attacher {
     profiles: Profiles,
@@ -76,10 +107,15 @@ pub(crate) struct Attacher {
     pub(crate) notices: Vec<Notice>,
     /// Hits of a point are counted for its process under this name.
     pub(crate) points: Vec<(ProcessId, String)>,
+    pub(crate) counts: BTreeMap<ProcessId, Counts>,
+    /// Return probes are wanted at all.
+    returns: bool,
+    /// What a process under seccomp survives, once it was tried out.
+    seccomp: Option<Seccomp>,
 }
 
 impl Attacher {
-    pub(crate) fn new(profiles: Profiles) -> Self {
+    pub(crate) fn new(profiles: Profiles, returns: bool) -> Self {
         Self {
             profiles,
             libraries: HashMap::new(),
@@ -88,6 +124,9 @@ impl Attacher {
             next_point: 0,
             notices: Vec::new(),
             points: Vec::new(),
+            counts: BTreeMap::new(),
+            returns,
+            seccomp: None,
         }
     }
 
@@ -95,11 +134,7 @@ impl Attacher {
     pub(crate) fn begin_program(&mut self, process: ProcessId, time_ns: u64) {
         let attached = Attached { stale: true, began_ns: Some(time_ns), ..Attached::default() };
         if let Some(mut before) = self.processes.insert(process, attached) {
-            let links = before.take_links();
-            // Nobody waits for it.
-            if !links.is_empty() {
-                std::thread::spawn(|| detach(links));
-            }
+            detach_in_background(before.take_links());
         }
     }
 
@@ -130,6 +165,15 @@ impl Attacher {
         out: &mut Vec<Event>,
     ) -> Result<(), ProbeError> {
         let files = process::mappings(process.tgid)?;
+        let allowed = self.allowed(kernel, process);
+        // Where return probes are not wanted there are none, and nops were probed only where that is allowed.
+        let fewer = Seccomp { returns: allowed.returns || !self.returns, ..allowed } != ALL;
+        if attached.fragile && fewer {
+            self.notice_of(process, "seccomp", "the process has put itself under it: probed anew".into());
+            detach_in_background(attached.take_links());
+            attached.seen.clear();
+            attached.fragile = false;
+        }
         let mut current = Vec::with_capacity(files.len());
         for file in &files {
             let library = self.library_of(process, file);
@@ -143,7 +187,7 @@ impl Attacher {
             if attached.seen.insert((file.device, file.inode))
                 && let Some(library) = library
             {
-                self.attach_library(kernel, process, file, &library, attached, now_ns, out);
+                self.attach_library(kernel, process, file, &library, allowed, attached, now_ns, out);
             }
         }
         attached.index = MappingIndex::new(&current);
@@ -207,6 +251,7 @@ impl Attacher {
         process: ProcessId,
         file: &FileMapping,
         library: &Library,
+        allowed: Seccomp,
         attached: &mut Attached,
         now_ns: u64,
         out: &mut Vec<Event>,
@@ -218,14 +263,27 @@ impl Attacher {
                 self.notice(process, file, format!("{}: more than {MAX_POINTS} probe points", point.name));
                 break;
             }
-            wanted.push((self.next_point, point));
+            let counts = self.counts.entry(process).or_default();
+            counts.found += 1;
+            if point.placement == Placement::Nop5 && !allowed.nop5 {
+                let why =
+                    "the process is under seccomp, and this kernel's probes of 5-byte nops do not pass it";
+                self.notice(process, file, format!("{} not probed: {why}", point.name));
+                continue;
+            }
+            let has_return = point.return_probe && allowed.returns;
+            counts.returns_withheld += u64::from(point.return_probe && !has_return);
+            wanted.push(Wanted { id: self.next_point, point, has_return });
             self.next_point += 1;
             self.points.push((process, format!("{}:{}", point.engine, point.name)));
         }
         let refused = |point: &engines::Point, error: ProbeError| {
             self.notice(process, file, format!("{} not probed: {error}", point.name));
         };
-        for (id, point) in attach_points(kernel, process, &path, wanted, &mut attached.links, refused) {
+        let done = attach_points(kernel, process, &path, wanted, &mut attached.links, refused);
+        self.counts.entry(process).or_default().attached += done.len() as u64;
+        for Wanted { id, point, has_return } in done {
+            attached.fragile |= has_return || point.placement == Placement::Nop5;
             attached.steps += usize::from(point.role == Role::Step);
             attached.marks += usize::from(point.role == Role::Mark && !file.path.ends_with(INJECT_LIBRARY));
             out.push(Event::Point(Point {
@@ -239,15 +297,45 @@ impl Attacher {
                 build_id: library.build_id.clone(),
                 offset: point.offset,
                 placement: point.placement.name().to_owned(),
-                has_return: point.return_probe,
+                has_return,
                 stream_arg: point.stream_arg(),
                 simulated: library.simulated,
             }));
         }
     }
 
+    /// Which probes a process may have.
+    fn allowed(&mut self, kernel: &mut Kernel, process: ProcessId) -> Seccomp {
+        let wanted = Seccomp { returns: self.returns, ..ALL };
+        if !process::is_under_seccomp(process.tgid) {
+            return wanted;
+        }
+        let survives = match self.seccomp {
+            Some(known) => known,
+            None => {
+                let tried = trial::seccomp(kernel).unwrap_or_else(|error| {
+                    let text = format!("what is safe under seccomp could not be tried out ({error})");
+                    self.notice_of(process, "seccomp", text);
+                    NONE
+                });
+                if tried != ALL {
+                    let text = "processes under seccomp get fewer probes: this kernel's return probes, or those of \
+                                5-byte nops, would end them";
+                    self.notice_of(process, "seccomp", text.into());
+                }
+                self.seccomp = Some(tried);
+                tried
+            }
+        };
+        Seccomp { returns: wanted.returns && survives.returns, nop5: survives.nop5 }
+    }
+
     fn notice(&mut self, process: ProcessId, file: &FileMapping, text: String) {
-        self.notices.push(Notice { process, library: file.path.clone(), text });
+        self.notice_of(process, &file.path, text);
+    }
+
+    fn notice_of(&mut self, process: ProcessId, library: &str, text: String) {
+        self.notices.push(Notice { process, library: library.to_owned(), text });
     }
 }
 
@@ -257,10 +345,10 @@ fn attach_points<'a>(
     kernel: &mut Kernel,
     process: ProcessId,
     path: &Path,
-    points: Vec<(u32, &'a engines::Point)>,
+    points: Vec<Wanted<'a>>,
     links: &mut Vec<Link>,
     mut refused: impl FnMut(&engines::Point, ProbeError),
-) -> Vec<(u32, &'a engines::Point)> {
+) -> Vec<Wanted<'a>> {
     if kernel.uprobes.in_batches() {
         match attach_group(kernel, process, path, &points) {
             Ok(group) => {
@@ -270,13 +358,13 @@ fn attach_points<'a>(
             Err(error) => tracing::debug!("{error}: trying each by itself"),
         }
     }
-    let attach = |point: &(u32, &engines::Point)| match attach_group(kernel, process, path, &[*point]) {
+    let attach = |wanted: &Wanted| match attach_group(kernel, process, path, &[*wanted]) {
         Ok(group) => {
             links.extend(group);
             true
         }
         Err(error) => {
-            refused(point.1, error);
+            refused(wanted.point, error);
             false
         }
     };
@@ -287,27 +375,26 @@ fn attach_group(
     kernel: &mut Kernel,
     process: ProcessId,
     path: &Path,
-    points: &[(u32, &engines::Point)],
+    points: &[Wanted],
 ) -> Result<Vec<Link>, ProbeError> {
-    let places = |wanted: fn(&engines::Point) -> bool| -> Vec<Place> {
-        let points = points.iter().filter(|(_, point)| wanted(point));
-        points
-            .map(|(id, point)| Place { offset: point.offset, cookie: call::cookie(*id, point.return_probe) })
-            .collect()
+    let places = |fits: fn(&Wanted) -> bool| -> Vec<Place> {
+        let cookie = |one: &Wanted| call::cookie(one.id, one.has_return);
+        let place = |one: &Wanted| Place { offset: one.point.offset, cookie: cookie(one) };
+        points.iter().filter(|one| fits(one)).map(place).collect()
     };
     // The return probes first: an entry without its return would stay open.
-    let returns = places(|point| point.role != Role::Mark && point.return_probe);
+    let returns = places(|one| one.point.role != Role::Mark && one.has_return);
     let mut links = kernel.attach(programs::CALL_RETURN, process, path, &returns)?;
-    let entries = places(|point| point.role != Role::Mark);
+    let entries = places(|one| one.point.role != Role::Mark);
     links.extend(kernel.attach(programs::CALL_ENTRY, process, path, &entries)?);
-    let marks = places(|point| point.role == Role::Mark);
+    let marks = places(|one| one.point.role == Role::Mark);
     links.extend(kernel.attach(programs::MARK, process, path, &marks)?);
     Ok(links)
 }
 
 /// Opens the very file that is mapped: by path inside the process's root, or through the mapping when the path names
 /// another file now (or none).
-fn open(process: ProcessId, file: &FileMapping) -> std::io::Result<(File, PathBuf)> {
+pub(crate) fn open(process: ProcessId, file: &FileMapping) -> std::io::Result<(File, PathBuf)> {
     let by_path = PathBuf::from(format!("/proc/{}/root{}", process.tgid, file.path));
     if !file.deleted
         && let Ok(opened) = File::open(&by_path)

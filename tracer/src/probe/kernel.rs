@@ -30,13 +30,15 @@ pub struct Options {
     pub min_off_cpu_ns: u64,
     /// Children of targets become targets.
     pub follow: bool,
+    /// Returns of functions are probed, where that is safe.
+    pub returns: bool,
     /// Messages of the kernel-side programs go to the log.
     pub log_kernel: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { sample_hz: 99, sched: true, min_off_cpu_ns: 0, follow: true, log_kernel: false }
+        Self { sample_hz: 99, sched: true, min_off_cpu_ns: 0, follow: true, returns: true, log_kernel: false }
     }
 }
 

@@ -12,6 +12,7 @@ pub mod object;
 pub mod process;
 pub mod select;
 mod session;
+pub mod trial;
 mod uprobe;
 
 pub(crate) use attach::read as read_mapped;

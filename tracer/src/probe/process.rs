@@ -103,6 +103,16 @@ pub fn tree(root: u32) -> Result<Vec<Found>, ProbeError> {
     Ok(tree)
 }
 
+/// Whether a thread of a process is under seccomp (seccomp(2)): then system calls that it never heard of may kill it.
+#[must_use]
+pub fn is_under_seccomp(pid: u32) -> bool {
+    threads(pid).into_iter().any(|(tid, _)| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/status")).unwrap_or_default();
+        let mode = status.lines().find_map(|line| line.strip_prefix("Seccomp:"));
+        mode.is_some_and(|mode| mode.trim() != "0")
+    })
+}
+
 /// Ids and names of the threads of a process.
 #[must_use]
 pub fn threads(pid: u32) -> Vec<(u32, String)> {

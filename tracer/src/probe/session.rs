@@ -20,7 +20,7 @@ use crate::{
         stack::{MappingIndex, StackTable},
     },
     host_clock::{bracket, monotonic_ns},
-    timeline::tables::LedgerRow,
+    timeline::{coverage, tables::LedgerRow},
 };
 
 /// A program may be preempted between taking its time stamp and writing its record; rarely for longer than this.
@@ -84,7 +84,7 @@ impl Session {
     pub fn start(options: Options, profiles: Profiles) -> Result<Self, ProbeError> {
         Ok(Self {
             kernel: Kernel::load(&options)?,
-            attacher: Attacher::new(profiles),
+            attacher: Attacher::new(profiles, options.returns),
             sorter: Sorter::new(SLACK_NS),
             stacks: StackTable::default(),
             rejects: BTreeMap::new(),
@@ -190,10 +190,19 @@ impl Session {
         rows.extend(self.rejects.iter().map(|(name, count)| row(None, name, *count, true)));
         rows.push(row(None, "events_late", self.sorter.late(), false));
         rows.extend(self.gaps.iter().map(|(process, ns)| row(Some(*process), "attach_gap_ns", *ns, false)));
+        let mut fired: BTreeMap<ProcessId, u64> = BTreeMap::new();
         for (id, (process, name)) in self.attacher.points.iter().enumerate() {
             let id = u32::try_from(id).unwrap_or(u32::MAX);
             let hits = self.kernel.hits.get(&id, 0).map_or(0, |cpus| cpus.iter().sum());
-            rows.push(row(Some(*process), &format!("hits:{name}"), hits, false));
+            *fired.entry(*process).or_default() += u64::from(hits > 0);
+            rows.push(row(Some(*process), &format!("{}{name}", coverage::HITS), hits, false));
+        }
+        for (process, counts) in &self.attacher.counts {
+            let mut line = |name, count| rows.push(row(Some(*process), name, count, false));
+            line(coverage::FOUND, counts.found);
+            line(coverage::ATTACHED, counts.attached);
+            line(coverage::FIRED, fired.get(process).copied().unwrap_or(0));
+            line("return_probes_withheld", counts.returns_withheld);
         }
         rows
     }

@@ -13,6 +13,7 @@
 //! - a **token** belongs to the iteration whose batch has the slot (request, choice, generation step = index).
 
 mod counts;
+pub mod coverage;
 mod iteration;
 mod order;
 mod request;

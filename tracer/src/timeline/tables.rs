@@ -1,7 +1,7 @@
 //! A recording's derived tables in memory: where capture reading and reporting meet.
 
 use super::rows::{Iteration, Request, Step, Token};
-use crate::event::ProcessId;
+use crate::event::{Point, ProcessId};
 
 /// Everything that `report` and `request` print comes from here.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -11,6 +11,7 @@ pub struct Tables {
     pub iterations: Vec<Iteration>,
     pub requests: Vec<Request>,
     pub tokens: Vec<Token>,
+    pub points: Vec<Point>,
     pub ledger: Vec<LedgerRow>,
 }
 

@@ -8,6 +8,7 @@ use crate::cli::parts::Parts;
 use crate::cli::units::{date_time, hex};
 use crate::event::ProcessId;
 use crate::latency::{Latencies, Latency};
+use crate::timeline::coverage::{self, Coverage};
 use crate::timeline::rows::{Request, Step, Token, Unmatched};
 use crate::timeline::tables::{LedgerRow, Meta, Tables};
 
@@ -25,6 +26,8 @@ pub(crate) struct Summary {
     /// Gaps between tokens: of each step the slowest token. Then the slowest first tokens of requests.
     pub(crate) slowest_tokens: Vec<SlowToken>,
     pub(crate) slowest_first_tokens: Vec<SlowToken>,
+    /// Probe points by process.
+    pub(crate) coverage: Vec<Coverage>,
     pub(crate) ledger: Vec<LedgerLine>,
 }
 
@@ -144,6 +147,7 @@ impl Summary {
             counts: Counts::new(tables),
             slowest_tokens: slow.tokens(false, slowest),
             slowest_first_tokens: slow.tokens(true, slowest),
+            coverage: coverage::of(&tables.points, &tables.ledger),
             ledger: ledger(&tables.ledger),
         }
     }
