@@ -3,6 +3,7 @@
 //! In: arguments. Out: text (or JSON) on stdout, messages on stderr, an exit code. A command parses, calls the
 //! library and formats; anything worth testing lives below it.
 
+mod doctor;
 mod duration;
 mod flamegraph;
 mod heatmap;
@@ -49,6 +50,7 @@ enum Command {
     Histogram(histogram::Args),
     Recover(recover::Args),
     Probes(probes::Args),
+    Doctor(doctor::Args),
     #[command(hide = true)]
     Hold(hold::Args),
 }
@@ -70,6 +72,7 @@ pub fn run() -> ExitCode {
         Command::Histogram(args) => histogram::run(&args),
         Command::Recover(args) => recover::run(&args),
         Command::Probes(args) => probes::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Report(args) => report::run(&args),
         Command::Request(args) => request::run(&args),
         Command::Hold(args) => hold::run(&args),

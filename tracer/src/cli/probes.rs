@@ -15,7 +15,10 @@ use engines::{Library, Machine, Point, Profiles, Refusal, Role};
 use serde::Serialize;
 
 use super::report::style_of_stdout;
-use crate::probe::{process, read_mapped};
+use crate::{
+    event::ProcessId,
+    probe::{process, read_mapped},
+};
 
 /// Show the probe points of libraries and processes: where they are, how they were found, what is missing
 #[derive(Debug, clap::Args)]
@@ -44,10 +47,19 @@ pub(crate) struct Args {
 }
 
 /// What was found in one file.
-struct Seen {
-    library: Library,
+pub(super) struct Seen {
+    pub(super) library: Library,
     /// Processes that map it.
-    pids: Vec<u32>,
+    pub(super) pids: Vec<u32>,
+}
+
+/// Files of processes, each looked at once.
+#[derive(Default)]
+pub(super) struct Libraries {
+    pub(super) seen: Vec<Seen>,
+    known: BTreeMap<((i32, i32), u64), Option<usize>>,
+    /// What could not be read.
+    pub(super) messages: Vec<String>,
 }
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
@@ -55,19 +67,20 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     for file in &args.engine {
         profiles.load(file)?;
     }
-    let mut seen = Vec::new();
-    let mut messages = Vec::new();
+    let mut libraries = Libraries::default();
     for path in &args.files {
         match of_file(&profiles, path)? {
-            Some(library) => seen.push(Seen { library, pids: Vec::new() }),
+            Some(library) => libraries.seen.push(Seen { library, pids: Vec::new() }),
             None => {
-                messages.push(format!("{}: no engine profile is about files of this name", path.display()))
+                let text = format!("{}: no engine profile is about files of this name", path.display());
+                libraries.messages.push(text);
             }
         }
     }
     for pid in &args.pid {
-        of_tree(&profiles, *pid, &mut seen, &mut messages)?;
+        of_tree(&profiles, *pid, &mut libraries)?;
     }
+    let Libraries { seen, messages, .. } = libraries;
     let mut out = std::io::stdout().lock();
     if args.json {
         serde_json::to_writer_pretty(&mut out, &json(&seen))?;
@@ -94,42 +107,51 @@ fn of_file(profiles: &Profiles, path: &Path) -> Result<Option<Library>> {
     Ok(found.map(|library| Library { path: real, ..library }))
 }
 
-/// The files that a process and its children map, each once.
-fn of_tree(profiles: &Profiles, pid: u32, seen: &mut Vec<Seen>, messages: &mut Vec<String>) -> Result<()> {
-    let mut known: BTreeMap<_, Option<usize>> = BTreeMap::new();
-    let before = seen.len();
+/// The files that a process and its children map.
+fn of_tree(profiles: &Profiles, pid: u32, libraries: &mut Libraries) -> Result<()> {
+    let before = libraries.seen.len();
     for found in process::tree(pid)? {
-        // A child that ended meanwhile maps nothing.
-        let Ok(mappings) = process::mappings(found.id.tgid) else { continue };
-        for file in mappings.iter().filter(|file| file.inode != 0) {
-            if let Some(index) = known.get(&(file.device, file.inode)) {
-                let pids = index.and_then(|index| seen.get_mut(index)).map(|seen| &mut seen.pids);
-                if let Some(pids) = pids.filter(|pids| pids.last() != Some(&found.id.tgid)) {
-                    pids.push(found.id.tgid);
-                }
-                continue;
-            }
-            let inspected = read_mapped(found.id, file, |data| profiles.inspect(Path::new(&file.path), data));
-            let index = match inspected {
-                Ok(library) => library.map(|library| {
-                    seen.push(Seen { library, pids: vec![found.id.tgid] });
-                    seen.len() - 1
-                }),
-                Err(error) => {
-                    messages.push(format!("process {}: {}: {error}", found.id.tgid, file.path));
-                    None
-                }
-            };
-            known.insert((file.device, file.inode), index);
-        }
+        libraries.add(profiles, found.id);
     }
-    if !seen.iter().skip(before).any(|seen| is_engine(profiles, &seen.library)) {
-        messages.push(format!("process {pid} and its children map no inference engine and no CUDA driver"));
+    if !libraries.seen.iter().skip(before).any(|seen| is_engine(profiles, &seen.library)) {
+        let text = format!("process {pid} and its children map no inference engine and no CUDA driver");
+        libraries.messages.push(text);
     }
     Ok(())
 }
 
-fn is_engine(profiles: &Profiles, library: &Library) -> bool {
+impl Libraries {
+    /// The files that a process maps; none of one that has ended meanwhile.
+    pub(super) fn add(&mut self, profiles: &Profiles, process: ProcessId) {
+        for file in process::mappings(process.tgid).unwrap_or_default() {
+            let key = (file.device, file.inode);
+            if file.inode == 0 {
+                continue;
+            }
+            if let Some(index) = self.known.get(&key) {
+                let pids = index.and_then(|index| self.seen.get_mut(index)).map(|seen| &mut seen.pids);
+                if let Some(pids) = pids.filter(|pids| pids.last() != Some(&process.tgid)) {
+                    pids.push(process.tgid);
+                }
+                continue;
+            }
+            let inspected = read_mapped(process, &file, |data| profiles.inspect(Path::new(&file.path), data));
+            let index = match inspected {
+                Ok(library) => library.map(|library| {
+                    self.seen.push(Seen { library, pids: vec![process.tgid] });
+                    self.seen.len() - 1
+                }),
+                Err(error) => {
+                    self.messages.push(format!("process {}: {}: {error}", process.tgid, file.path));
+                    None
+                }
+            };
+            self.known.insert(key, index);
+        }
+    }
+}
+
+pub(super) fn is_engine(profiles: &Profiles, library: &Library) -> bool {
     let name = library.path.file_name().and_then(|name| name.to_str());
     name.is_some_and(|name| profiles.engine_of(name).is_some())
 }

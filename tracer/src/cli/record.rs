@@ -317,11 +317,7 @@ fn injection(args: &Args) -> Result<Option<PathBuf>> {
         }
         return Ok(Some(file.canonicalize()?));
     }
-    let here = std::env::current_exe().context("finding myself")?;
-    let folder = here.parent().unwrap_or(Path::new("."));
-    let found = [folder.join(INJECT_LIBRARY), folder.join("../lib").join(INJECT_LIBRARY)]
-        .into_iter()
-        .find(|file| file.is_file());
+    let found = target::injected_library().context("finding myself")?;
     if found.is_none() && !args.quiet {
         eprintln!(
             "tracer: {INJECT_LIBRARY} is not beside tracer nor in ../lib: GPU times will be host-observed"

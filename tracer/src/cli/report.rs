@@ -256,7 +256,7 @@ fn coverage(summary: &Summary, style: Style, out: &mut String) {
     }
 }
 
-fn wrap_words(text: &str, width: usize) -> Vec<String> {
+pub(super) fn wrap_words(text: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split(' ') {
         match lines.last_mut() {

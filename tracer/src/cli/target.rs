@@ -14,6 +14,7 @@ use engines::Profiles;
 use serde::Serialize;
 
 use crate::probe::{
+    INJECT_LIBRARY,
     process::{self, Found},
     select::{Selector, Watch, engines_of},
 };
@@ -144,6 +145,17 @@ fn start(command: &[OsString], inject: &Option<PathBuf>) -> Result<Chosen> {
         watch: None,
         started: Some(Started { child, go: Some(writer) }),
     })
+}
+
+/// The library that takes GPU times: beside this program, or in `../lib`.
+///
+/// # Errors
+/// This program does not know where it is.
+pub(crate) fn injected_library() -> std::io::Result<Option<PathBuf>> {
+    let here = std::env::current_exe()?;
+    let folder = here.parent().unwrap_or(Path::new("."));
+    let candidates = [folder.join(INJECT_LIBRARY), folder.join("../lib").join(INJECT_LIBRARY)];
+    Ok(candidates.into_iter().find(|file| file.is_file()))
 }
 
 /// A process that maps an engine.

@@ -246,7 +246,10 @@ const CAP_SYS_PTRACE: u32 = 19;
 const CAP_SYS_ADMIN: u32 = 21;
 
 /// Whether the process may load and attach; asks before trying, since the kernel's own answer is a bare EPERM.
-fn check_privileges() -> Result<(), ProbeError> {
+///
+/// # Errors
+/// Names the capabilities that are missing.
+pub fn check_privileges() -> Result<(), ProbeError> {
     let status = procfs::process::Process::myself().and_then(|process| process.status());
     let Ok(status) = status else { return Ok(()) };
     let has = |capability: u32| status.capeff >> capability & 1 == 1;

@@ -18,5 +18,5 @@ mod uprobe;
 pub(crate) use attach::read as read_mapped;
 pub use attach::{INJECT_LIBRARY, Notice};
 pub use error::ProbeError;
-pub use kernel::{Missing, Options};
+pub use kernel::{Missing, Options, check_privileges};
 pub use session::{DRAIN_INTERVAL, Progress, Session, Stopped};
