@@ -57,9 +57,12 @@ impl Built {
         let marks = standin::built("libtracer_marks.so", "tracer-marks-c")?;
         std::fs::copy(&marks, folder.path().join("libtracer_marks.so"))?;
         let flags = ["-O2", "-fno-omit-frame-pointer", "-Wall", "-Wextra", "-Werror", "-g"];
-        for library in ["libfixture.so", "libfixture_late.so"] {
+        // The last one has its functions elsewhere, as another version of a library has.
+        for (library, optimise) in
+            [("libfixture.so", "-O2"), ("libfixture_late.so", "-O2"), ("libfixture_other.so", "-O0")]
+        {
             let mut compiler = Command::new("g++");
-            compiler.args(flags).args(["-shared", "-fPIC", "-o"]).arg(folder.path().join(library));
+            compiler.args(flags).args([optimise, "-shared", "-fPIC", "-o"]).arg(folder.path().join(library));
             compile(compiler.arg(sources.join("lib.cpp")))?;
         }
         let mut compiler = Command::new("g++");
@@ -103,11 +106,11 @@ pub(crate) struct Running {
 impl Running {
     /// Starts a mode and waits until it is ready.
     pub(crate) fn start(arguments: &[&str]) -> Result<Self> {
-        let mut child = Command::new(Built::get()?.path("fixture"))
-            .args(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
+        Self::start_command(Command::new(Built::get()?.path("fixture")).args(arguments))
+    }
+
+    pub(crate) fn start_command(command: &mut Command) -> Result<Self> {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let stdin = child.stdin.take().context("no stdin")?;
         let stdout = child.stdout.take().context("no stdout")?;
         let (sender, lines) = mpsc::channel();
@@ -178,8 +181,13 @@ pub(crate) struct Trace {
 
 /// Runs a mode from "ready" to "done" under the probes.
 pub(crate) fn trace(arguments: &[&str], options: Options) -> Result<Trace> {
+    trace_with(arguments, options, Built::get()?.profiles()?)
+}
+
+/// As [`trace`], with other profiles.
+pub(crate) fn trace_with(arguments: &[&str], options: Options, profiles: Profiles) -> Result<Trace> {
     let mut running = Running::start(arguments)?;
-    let mut session = Session::start(options, Built::get()?.profiles()?)?;
+    let mut session = Session::start(options, profiles)?;
     session.add(&process::find(running.pid())?)?;
     let mut events = Vec::new();
     running.tell()?;

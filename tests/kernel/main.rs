@@ -8,6 +8,8 @@ mod follow;
 mod marks;
 mod placement;
 mod sched;
+mod targets;
+mod trial;
 mod truth;
 
 use std::process::ExitCode;
@@ -31,7 +33,18 @@ fn main() -> ExitCode {
 fn trials() -> Vec<Trial> {
     let require = std::env::var_os("TRACER_REQUIRE").is_some();
     let missing = missing();
-    [calls::TESTS, follow::TESTS, sched::TESTS, marks::TESTS, truth::TESTS, faults::TESTS, placement::TESTS]
+    let groups = [
+        calls::TESTS,
+        follow::TESTS,
+        targets::TESTS,
+        trial::TESTS,
+        sched::TESTS,
+        marks::TESTS,
+        truth::TESTS,
+        faults::TESTS,
+        placement::TESTS,
+    ];
+    groups
         .into_iter()
         .flatten()
         .map(|(name, test)| {

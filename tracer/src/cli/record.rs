@@ -18,9 +18,10 @@ use serde::Serialize;
 use super::{EXIT_NOTHING_SEEN, duration, target};
 use crate::{
     capture::{self, Meta, MetaProcess, Writer},
-    event::Event,
+    event::{Event, Point},
     host_clock::monotonic_ns,
     probe::{DRAIN_INTERVAL, INJECT_LIBRARY, Options, Progress, Session, Stopped, process, select::Watch},
+    timeline::coverage,
 };
 
 /// Record what a model server does into a capture
@@ -110,6 +111,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         session,
         writer,
         events: Vec::new(),
+        points: Vec::new(),
         watch: chosen.watch.take().map(|watch| (watch, profiles)),
         quiet: args.quiet,
         coverage: (0, 0),
@@ -133,6 +135,7 @@ struct Recording {
     session: Session,
     writer: Writer,
     events: Vec<Event>,
+    points: Vec<Point>,
     /// For processes that come later.
     watch: Option<(Watch, Profiles)>,
     quiet: bool,
@@ -205,6 +208,9 @@ impl Recording {
 
     fn write(&mut self) {
         for event in self.events.drain(..) {
+            if let Event::Point(point) = &event {
+                self.points.push(point.clone());
+            }
             if let Err(error) = self.writer.write(&event) {
                 self.failed.get_or_insert(error);
             }
@@ -231,6 +237,11 @@ impl Recording {
             self.writer.write(&event)?;
         }
         self.writer.ledger(monotonic_ns(), &ledger)?;
+        for process in coverage::of(&self.points, &ledger) {
+            for silent in process.silent.iter().filter(|_| !self.quiet) {
+                eprintln!("tracer: process {}: {silent}", process.tgid);
+            }
+        }
         let simulated = self.writer.meta().simulated;
         self.writer.close()?;
         capture::finish(folder)?;
