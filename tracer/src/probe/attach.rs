@@ -16,7 +16,7 @@ use super::{
     kernel::Kernel,
     process::{self, FileMapping},
     trial::{self, Seccomp},
-    uprobe::{Link, Place},
+    uprobe::{Links, Place},
 };
 use crate::event::{Event, Mapping, Point, ProcessId, stack::MappingIndex};
 
@@ -43,7 +43,7 @@ pub(crate) struct Attached {
     mappings: Vec<Mapping>,
     pub(crate) index: MappingIndex,
     seen: HashSet<FileKey>,
-    links: Vec<Link>,
+    links: Links,
     /// Points by role, to say what this process is.
     pub(crate) steps: usize,
     pub(crate) marks: usize,
@@ -56,26 +56,8 @@ pub(crate) struct Attached {
 }
 
 impl Attached {
-    /// Hands over its probes, to be taken away with [`detach`].
-    pub(crate) fn take_links(&mut self) -> Vec<Link> {
+    pub(crate) fn take_links(&mut self) -> Links {
         std::mem::take(&mut self.links)
-    }
-}
-
-/// Takes probes away, all at the same time: for each link the kernel waits until no CPU can be inside a probe of it, and
-/// these waits overlap.
-pub(crate) fn detach(links: Vec<Link>) {
-    std::thread::scope(|scope| {
-        for link in links {
-            scope.spawn(move || drop(link));
-        }
-    });
-}
-
-/// As [`detach`], with nobody waiting for it.
-fn detach_in_background(links: Vec<Link>) {
-    if !links.is_empty() {
-        std::thread::spawn(|| detach(links));
     }
 }
 
@@ -134,7 +116,7 @@ impl Attacher {
     pub(crate) fn begin_program(&mut self, process: ProcessId, time_ns: u64) {
         let attached = Attached { stale: true, began_ns: Some(time_ns), ..Attached::default() };
         if let Some(mut before) = self.processes.insert(process, attached) {
-            detach_in_background(before.take_links());
+            before.take_links().detach_in_background();
         }
     }
 
@@ -170,7 +152,7 @@ impl Attacher {
         let fewer = Seccomp { returns: allowed.returns || !self.returns, ..allowed } != ALL;
         if attached.fragile && fewer {
             self.notice_of(process, "seccomp", "the process has put itself under it: probed anew".into());
-            detach_in_background(attached.take_links());
+            attached.take_links().detach_in_background();
             attached.seen.clear();
             attached.fragile = false;
         }
@@ -346,13 +328,13 @@ fn attach_points<'a>(
     process: ProcessId,
     path: &Path,
     points: Vec<Wanted<'a>>,
-    links: &mut Vec<Link>,
+    links: &mut Links,
     mut refused: impl FnMut(&engines::Point, ProbeError),
 ) -> Vec<Wanted<'a>> {
     if kernel.uprobes.in_batches() {
         match attach_group(kernel, process, path, &points) {
             Ok(group) => {
-                links.extend(group);
+                links.append(group);
                 return points;
             }
             Err(error) => tracing::debug!("{error}: trying each by itself"),
@@ -360,7 +342,7 @@ fn attach_points<'a>(
     }
     let attach = |wanted: &Wanted| match attach_group(kernel, process, path, &[*wanted]) {
         Ok(group) => {
-            links.extend(group);
+            links.append(group);
             true
         }
         Err(error) => {
@@ -376,7 +358,7 @@ fn attach_group(
     process: ProcessId,
     path: &Path,
     points: &[Wanted],
-) -> Result<Vec<Link>, ProbeError> {
+) -> Result<Links, ProbeError> {
     let places = |fits: fn(&Wanted) -> bool| -> Vec<Place> {
         let cookie = |one: &Wanted| call::cookie(one.id, one.has_return);
         let place = |one: &Wanted| Place { offset: one.point.offset, cookie: cookie(one) };
@@ -386,9 +368,9 @@ fn attach_group(
     let returns = places(|one| one.point.role != Role::Mark && one.has_return);
     let mut links = kernel.attach(programs::CALL_RETURN, process, path, &returns)?;
     let entries = places(|one| one.point.role != Role::Mark);
-    links.extend(kernel.attach(programs::CALL_ENTRY, process, path, &entries)?);
+    links.append(kernel.attach(programs::CALL_ENTRY, process, path, &entries)?);
     let marks = places(|one| one.point.role == Role::Mark);
-    links.extend(kernel.attach(programs::MARK, process, path, &marks)?);
+    links.append(kernel.attach(programs::MARK, process, path, &marks)?);
     Ok(links)
 }
 

@@ -15,7 +15,7 @@ use tracer_abi::{globals, maps, programs};
 
 use super::{
     ProbeError, btf, object,
-    uprobe::{Link, Place, Uprobes},
+    uprobe::{Links, Place, Uprobes},
 };
 use crate::event::ProcessId;
 
@@ -180,7 +180,7 @@ impl Kernel {
         process: ProcessId,
         path: &Path,
         places: &[Place],
-    ) -> Result<Vec<Link>, ProbeError> {
+    ) -> Result<Links, ProbeError> {
         self.uprobes.attach(&mut self.ebpf, name, process, path, places)
     }
 

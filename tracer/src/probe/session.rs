@@ -8,9 +8,10 @@ use tracer_abi::{Counter, TARGET_FOLLOW, Target, sched};
 
 use super::{
     Missing, Options, ProbeError,
-    attach::{Attached, Attacher, Notice, detach},
+    attach::{Attacher, Notice},
     kernel::Kernel,
     process::{self, Found},
+    uprobe::Links,
 };
 use crate::{
     event::{
@@ -68,6 +69,8 @@ pub struct Session {
     brackets: u64,
     /// Time that a process ran without its probes after a fork or exec.
     gaps: BTreeMap<ProcessId, u64>,
+    /// When the recording ended; u64::MAX until it does.
+    stop_ns: u64,
 }
 
 /// An event that waits for its turn; stacks are resolved when it comes, with the mappings known then.
@@ -96,6 +99,7 @@ impl Session {
             next_rescan_ns: monotonic_ns() + RESCAN_NS,
             brackets: 0,
             gaps: BTreeMap::new(),
+            stop_ns: u64::MAX,
         })
     }
 
@@ -152,6 +156,12 @@ impl Session {
         }
         let taken = records.len();
         for record in records {
+            // Probes do not all go at the same instant; the recording ends at one.
+            if let Record::Call(call) = &record
+                && call.begin_ns >= self.stop_ns
+            {
+                continue;
+            }
             self.note(&record);
             let time_ns = match &record {
                 Record::Call(event) => event.origin.time_ns,
@@ -172,9 +182,18 @@ impl Session {
     pub fn stop(mut self, out: &mut Vec<Event>) -> Stopped {
         self.kernel.detach_global();
         let stop_ns = monotonic_ns();
-        self.open_calls(stop_ns);
+        self.stop_ns = stop_ns;
         self.open_sleeps(stop_ns);
-        detach(self.attacher.processes.values_mut().flat_map(Attached::take_links).collect());
+        // No target any more: marks and new threads are no longer recorded, and a return whose entry probe is gone
+        // counts for nothing.
+        for id in self.attacher.processes.keys() {
+            // Gone already.
+            let _gone = self.kernel.targets.remove(&id.tgid);
+        }
+        let mut links = Links::default();
+        self.attacher.processes.values_mut().for_each(|attached| links.append(attached.take_links()));
+        links.detach();
+        self.open_calls(monotonic_ns());
         while self.drain(out) > 0 {}
         self.release(u64::MAX, out);
         Stopped { ledger: self.ledger(), progress: self.progress() }
@@ -343,11 +362,13 @@ impl Session {
         });
     }
 
-    fn open_calls(&mut self, stop_ns: u64) {
+    fn open_calls(&mut self, now_ns: u64) {
         let threads: Vec<_> = self.kernel.open_calls.iter().filter_map(Result::ok).collect();
         for (tid, words) in threads {
-            for call in open_calls_of(tid, &bytemuck::cast(words), stop_ns) {
-                self.sorter.push(stop_ns, Pending::Record(Record::Call(call)));
+            let calls = bytemuck::cast(words);
+            let open = open_calls_of(tid, &calls, now_ns);
+            for call in open.into_iter().filter(|call| call.begin_ns < self.stop_ns) {
+                self.sorter.push(now_ns, Pending::Record(Record::Call(call)));
             }
         }
     }

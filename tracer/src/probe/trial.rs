@@ -16,7 +16,7 @@ use super::{
     Options, ProbeError, attach,
     kernel::Kernel,
     process::{self, Found},
-    uprobe::{Link, Place},
+    uprobe::{Links, Place},
 };
 use child::{Child, Site};
 
@@ -76,7 +76,7 @@ pub(crate) fn seccomp(kernel: &mut Kernel) -> Result<Seccomp, ProbeError> {
         child.call(site, 1, PATIENCE)?;
         let links = attach_one(kernel, &child.found, site, program)?;
         let result = child.call(site, SECCOMP_CALLS, PATIENCE);
-        attach::detach(links);
+        links.detach();
         Ok::<_, ProbeError>(result.is_ok())
     };
     Ok(Seccomp {
@@ -111,11 +111,11 @@ fn cost(kernel: &mut Kernel, child: &mut Child, site: Site) -> Result<ClassCost,
     let bare = measure(kernel)?;
     let entry = attach_one(kernel, &found, site, programs::CALL_ENTRY)?;
     let entry_ns = measure(kernel)? - bare;
-    attach::detach(entry);
+    entry.detach();
     let mut pair = attach_one(kernel, &found, site, programs::CALL_RETURN)?;
-    pair.extend(attach_one(kernel, &found, site, programs::CALL_ENTRY)?);
+    pair.append(attach_one(kernel, &found, site, programs::CALL_ENTRY)?);
     let pair_ns = measure(kernel)? - bare;
-    attach::detach(pair);
+    pair.detach();
     Ok(ClassCost { placement: site.placement(), entry_ns: entry_ns.max(0.0), pair_ns: pair_ns.max(0.0) })
 }
 
@@ -125,7 +125,7 @@ fn attach_one(
     found: &Found,
     site: Site,
     program: &'static str,
-) -> Result<Vec<Link>, ProbeError> {
+) -> Result<Links, ProbeError> {
     let address = site.address();
     let mappings = process::mappings(found.id.tgid)?;
     let file = mappings.iter().find(|file| (file.begin..file.end).contains(&address));

@@ -44,9 +44,42 @@ pub(crate) struct Place {
 
 /// Probes that stay while this lives.
 #[expect(dead_code, reason = "held for its drop only")]
-pub(crate) enum Link {
+enum Link {
     Many(OwnedFd),
     One(UProbeLink),
+}
+
+/// The probes of a process. Dropping them takes them away, too, one after the other.
+#[derive(Default)]
+pub(crate) struct Links {
+    entries: Vec<Link>,
+    returns: Vec<Link>,
+}
+
+impl Links {
+    pub(crate) fn append(&mut self, mut other: Self) {
+        self.entries.append(&mut other.entries);
+        self.returns.append(&mut other.returns);
+    }
+
+    /// Takes the probes away, those of returns last: a call that was seen to begin is seen to end. For each link the
+    /// kernel waits until no CPU can be inside a probe of it; these waits overlap.
+    pub(crate) fn detach(self) {
+        for links in [self.entries, self.returns] {
+            std::thread::scope(|scope| {
+                for link in links {
+                    scope.spawn(move || drop(link));
+                }
+            });
+        }
+    }
+
+    /// As [`Links::detach`], with nobody waiting for it.
+    pub(crate) fn detach_in_background(self) {
+        if !self.entries.is_empty() || !self.returns.is_empty() {
+            std::thread::spawn(move || self.detach());
+        }
+    }
 }
 
 /// Loaded uprobe programs.
@@ -92,17 +125,23 @@ impl Uprobes {
         process: ProcessId,
         path: &Path,
         places: &[Place],
-    ) -> Result<Vec<Link>, ProbeError> {
-        if places.is_empty() {
-            return Ok(Vec::new());
-        }
-        match self.many.get(name) {
-            Some(program) => Ok(vec![attach_many(program, name, process, path, places)?]),
+    ) -> Result<Links, ProbeError> {
+        let links = match self.many.get(name) {
+            _ if places.is_empty() => Vec::new(),
+            Some(program) => vec![attach_many(program, name, process, path, places)?],
             None => {
                 let program = uprobe(ebpf, name)?;
-                places.iter().map(|place| attach_one(program, process, path, *place)).collect()
+                places
+                    .iter()
+                    .map(|place| attach_one(program, process, path, *place))
+                    .collect::<Result<_, _>>()?
             }
-        }
+        };
+        Ok(if name == programs::CALL_RETURN {
+            Links { entries: Vec::new(), returns: links }
+        } else {
+            Links { entries: links, returns: Vec::new() }
+        })
     }
 }
 
