@@ -1,6 +1,6 @@
 //! Which CPUs a thread may run on.
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 
 /// The CPUs of the current thread.
 pub(crate) fn cpus() -> Result<Vec<usize>> {
@@ -27,4 +27,19 @@ pub(crate) fn pin(cpus: &[usize]) -> Result<()> {
         bail!("cannot keep a thread on CPUs {cpus:?}: {}", std::io::Error::last_os_error());
     }
     Ok(())
+}
+
+/// Runs a measurement on a thread of its own, away from one CPU, which it is given for the traced process.
+pub(crate) fn apart<T: Send>(measure: impl FnOnce(usize) -> Result<T> + Send) -> Result<T> {
+    let mut others = cpus()?;
+    let cpu = others.pop().context("no CPU")?;
+    std::thread::scope(|scope| {
+        let measuring = scope.spawn(move || {
+            if !others.is_empty() {
+                pin(&others)?;
+            }
+            measure(cpu)
+        });
+        measuring.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
 }

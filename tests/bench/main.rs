@@ -1,10 +1,18 @@
 //! What tracing costs: `cargo xtask bench`. Prints ratios of figures that are measured in turns within one run.
 
 mod affinity;
+mod attach;
+mod bpftrace;
 mod clock;
+mod driver;
 mod empty;
+mod library;
+#[path = "../../engines/tests/real/memory.rs"]
+mod memory;
+mod part;
 mod probe;
 mod recorder;
+mod resolver;
 mod server;
 mod throughput;
 mod worker;
@@ -17,8 +25,13 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
+use part::Part;
 use serde::Serialize;
 use throughput::Pace;
+
+/// Says how much heap the resolver takes at most.
+#[global_allocator]
+static MEMORY: memory::Peak = memory::Peak::new();
 
 /// Measures what probes and recordings cost. `cargo xtask bench` builds what it needs and runs it.
 #[derive(Parser)]
@@ -27,9 +40,15 @@ struct Options {
     /// Be the traced process, on this CPU.
     #[arg(long, hide = true, value_name = "CPU")]
     worker: Option<usize>,
+    /// As that process: a library to load.
+    #[arg(long, hide = true, value_name = "FILE", requires = "worker")]
+    library: Option<PathBuf>,
     /// Few short measurements: shows that everything works, supports no claim
     #[arg(long)]
     quick: bool,
+    /// Where `cargo xtask test --real-libs` leaves libraries; without it what needs them is left out
+    #[arg(long, value_name = "FOLDER")]
+    real_libs: Option<PathBuf>,
     /// Write everything that was measured, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -64,18 +83,30 @@ struct Report<'a> {
     quick: bool,
     machine: &'a Machine,
     probes: &'a [probe::Cost],
+    driver: &'a Part<driver::Outcome>,
+    resolver: &'a Part<Vec<resolver::Cost>>,
+    attach: &'a attach::Outcome,
     servers: &'a [throughput::Outcome],
 }
 
 fn run(options: &Options) -> Result<()> {
     if let Some(cpu) = options.worker {
-        return worker::run(cpu);
+        return worker::run(cpu, options.library.as_deref());
     }
     // SAFETY: a plain system call.
     ensure!(unsafe { libc::geteuid() } == 0, "probes need root");
     let (probe_rounds, rounds, window) = if options.quick { (3, 2, 1) } else { (12, 10, 2) };
+    let attaching = if options.quick {
+        attach::Extent { processes: 2, rounds: 1, time: Duration::ZERO }
+    } else {
+        attach::Extent { processes: 10, rounds: 12, time: Duration::from_secs(60) }
+    };
+    let real_libs = options.real_libs.as_deref();
     let mut machine = Machine::look()?;
     let probes = probe::run(probe_rounds).context("cost of a probe")?;
+    let driver = driver::run(real_libs, probe_rounds).context("cost of a probe in the driver")?;
+    let resolver = resolver::run(real_libs, probe_rounds).context("cost of the resolver")?;
+    let attach = attach::run(attaching).context("attaching")?;
     let servers = [Pace::Gpu, Pace::Cpu]
         .into_iter()
         .map(|pace| throughput::run(pace, rounds, Duration::from_secs(window)))
@@ -85,6 +116,7 @@ fn run(options: &Options) -> Result<()> {
     progress("");
 
     println!("{}\n\n{}", machine.text(options.quick), probe::table(&probes));
+    println!("{}\n{}\n{}", driver::text(&driver), resolver::text(&resolver), attach.table());
     servers.iter().for_each(|outcome| println!("{}", outcome.table()));
     println!("{}", throughput::recorder_table(&servers));
     if let Some(file) = &options.json {
@@ -94,6 +126,9 @@ fn run(options: &Options) -> Result<()> {
             quick: options.quick,
             machine: &machine,
             probes: &probes,
+            driver: &driver,
+            resolver: &resolver,
+            attach: &attach,
             servers: &servers,
         };
         let text = serde_json::to_string_pretty(&report)?;

@@ -15,8 +15,6 @@ use crate::{
     worker::{self, SITES, Worker},
 };
 
-/// Batches of a site in one round, after one that is not counted; their median is what counts.
-const BATCHES: usize = 5;
 const AIM: Aim = Aim::AtMost(1.3);
 
 /// What one site costs, in ns of CPU time per call, over all rounds.
@@ -41,19 +39,36 @@ enum State {
     Ours,
 }
 
-/// Measures on a thread of its own, away from the CPU of the traced process.
+/// Measures from another CPU than the traced process's.
 pub(crate) fn run(rounds: usize) -> Result<Vec<Cost>> {
-    let mut cpus = affinity::cpus()?;
-    let cpu = cpus.pop().context("no CPU")?;
-    std::thread::scope(|scope| {
-        let measuring = scope.spawn(move || {
-            if !cpus.is_empty() {
-                affinity::pin(&cpus)?;
-            }
-            Bench::new(cpu)?.measure(rounds)
-        });
-        measuring.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
+    affinity::apart(|cpu| Bench::new(cpu)?.measure(rounds))
+}
+
+/// Measures calls of a process that has our probes. All of them must have left their events: a lost one is cheaper.
+pub(crate) fn with_ours<T>(
+    worker: &mut Worker,
+    profiles: Profiles,
+    calls: usize,
+    measure: impl FnOnce(&mut Worker, &mut dyn FnMut()) -> Result<T>,
+) -> Result<T> {
+    // What is compared is a probe and its record: no samples, no scheduler.
+    let options = Options { sample_hz: 0, sched: false, ..Options::default() };
+    let mut session = Session::start(options, profiles)?;
+    session.add(&process::find(worker.pid())?)?;
+    let mut events = Vec::new();
+    let mut seen = 0;
+    let mut drain = || {
+        session.drain(&mut events);
+        seen += events.len();
+        events.clear();
+    };
+    let measured = measure(worker, &mut drain)?;
+    let ledger = session.stop(&mut events).ledger;
+    seen += events.len();
+    let lost: Vec<_> = ledger.iter().filter(|row| row.loss && row.count > 0).collect();
+    ensure!(lost.is_empty(), "events were lost, which makes probes cheaper: {lost:?}");
+    ensure!(seen >= calls, "{seen} events of {calls} calls");
+    Ok(measured)
 }
 
 struct Bench {
@@ -78,7 +93,7 @@ impl Bench {
             point.cloned().with_context(|| format!("`{name}` cannot be probed: {:?}", library.refusals))
         };
         let points = SITES.iter().map(|site| point(site.point)).collect::<Result<_>>()?;
-        Ok(Self { worker: Worker::start(cpu)?, profiles, program, points })
+        Ok(Self { worker: Worker::start(cpu, None)?, profiles, program, points })
     }
 
     fn measure(&mut self, rounds: usize) -> Result<Vec<Cost>> {
@@ -113,26 +128,8 @@ impl Bench {
                 all(&mut self.worker, &mut || ())
             }
             State::Ours => {
-                // What is compared is a probe and its record: no samples, no scheduler.
-                let options = Options { sample_hz: 0, sched: false, ..Options::default() };
-                let mut session = Session::start(options, self.profiles.clone())?;
-                session.add(&process::find(self.worker.pid())?)?;
-                let mut events = Vec::new();
-                let mut seen = 0;
-                let mut drain = || {
-                    session.drain(&mut events);
-                    seen += events.len();
-                    events.clear();
-                };
-                let measured = all(&mut self.worker, &mut drain)?;
-                let ledger = session.stop(&mut events).ledger;
-                seen += events.len();
-                let lost: Vec<_> = ledger.iter().filter(|row| row.loss && row.count > 0).collect();
-                ensure!(lost.is_empty(), "events were lost, which makes probes cheaper: {lost:?}");
                 let calls: u32 = SITES.iter().map(|site| site.calls).sum();
-                let calls = calls as usize * (BATCHES + 1);
-                ensure!(seen >= calls, "{seen} events of {calls} calls");
-                Ok(measured)
+                with_ours(&mut self.worker, self.profiles.clone(), worker::total(calls), all)
             }
         }
     }
@@ -160,14 +157,7 @@ impl Bench {
 
 /// ns per call of each site, as things are.
 fn all(worker: &mut Worker, meanwhile: &mut dyn FnMut()) -> Result<Vec<f64>> {
-    (0..SITES.len())
-        .map(|site| {
-            worker.batch(site, meanwhile)?;
-            let batches =
-                (0..BATCHES).map(|_| worker.batch(site, meanwhile)).collect::<Result<Vec<f64>>>()?;
-            stats::median(&batches).context("no batches")
-        })
-        .collect()
+    SITES.iter().map(|site| worker.median(site.point, site.calls, meanwhile)).collect()
 }
 
 pub(crate) fn table(costs: &[Cost]) -> Table {

@@ -1,7 +1,9 @@
 //! The traced process: functions that exist to be probed, called in batches whose CPU time it tells.
 //!
-//! Each line on its input, `SITE CALLS`, is answered by a line with the CPU time of its thread, in ns.
+//! Each line on its input, `FUNCTION CALLS`, is answered by a line with the CPU time of its thread, in ns. The functions
+//! are those of [`SITES`], by the names of their points, and those of a library that it loads on request.
 
+use std::ffi::c_int;
 use std::hint::black_box;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
@@ -10,11 +12,14 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use tracer_tests::stats;
 
-use crate::affinity;
+use crate::{affinity, library::Library};
 
 /// Longest that a batch may take.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Batches of a function in one round, after one that is not counted; their median is what counts.
+const BATCHES: usize = 5;
 
 // One function per kind of first instruction, which is what decides the cost of a probe.
 std::arch::global_asm!(
@@ -127,21 +132,51 @@ returns = "never"
 }
 
 /// The traced process's main function.
-pub(crate) fn run(cpu: usize) -> Result<()> {
+pub(crate) fn run(cpu: usize, library: Option<&Path>) -> Result<()> {
     affinity::pin(&[cpu])?;
+    let library = library.map(Library::load).transpose()?;
     println!("ready");
     for line in std::io::stdin().lines() {
         let line = line.context("reading what to call")?;
-        let (site, calls) = line.split_once(' ').with_context(|| format!("{line:?} is not SITE CALLS"))?;
-        let (site, calls): (usize, u32) = (site.parse()?, calls.parse()?);
-        let call = black_box(SITES.get(site).with_context(|| format!("no site {site}"))?.call);
-        let begin_ns = thread_cpu_ns()?;
-        for _ in 0..calls {
-            call();
-        }
-        println!("{}", thread_cpu_ns()? - begin_ns);
+        let (name, calls) =
+            line.split_once(' ').with_context(|| format!("{line:?} is not FUNCTION CALLS"))?;
+        let calls: u32 = calls.parse()?;
+        let ns = match SITES.iter().find(|site| site.point == name) {
+            Some(site) => {
+                let call = black_box(site.call);
+                timed(calls, || call())?
+            }
+            None => {
+                let library = library.with_context(|| format!("no function {name}"))?;
+                // SAFETY: the benchmark names only functions that are this.
+                let function = unsafe { library.function(name) }?;
+                let mut result: c_int = 0;
+                // SAFETY: `result` is valid for writing.
+                timed(calls, || _ = unsafe { function(&raw mut result) })?
+            }
+        };
+        println!("{ns}");
     }
     Ok(())
+}
+
+/// ns of CPU time of this thread.
+fn timed(calls: u32, mut call: impl FnMut()) -> Result<u64> {
+    let begin_ns = thread_cpu_ns()?;
+    for _ in 0..calls {
+        call();
+    }
+    Ok(thread_cpu_ns()? - begin_ns)
+}
+
+/// All calls that [`Worker::median`] makes.
+pub(crate) const fn total(calls: u32) -> usize {
+    calls as usize * (BATCHES + 1)
+}
+
+/// Those of them that count.
+pub(crate) const fn counted(calls: u32) -> u64 {
+    calls as u64 * BATCHES as u64
 }
 
 fn thread_cpu_ns() -> Result<u64> {
@@ -156,11 +191,15 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Starts it on a CPU, and waits until it is ready.
-    pub(crate) fn start(cpu: usize) -> Result<Self> {
+    /// Starts it on a CPU, maybe with a library to load, and waits until it is ready.
+    pub(crate) fn start(cpu: usize, library: Option<&Path>) -> Result<Self> {
         let program = std::env::current_exe().context("finding this program")?;
-        let mut child = Command::new(program)
-            .args(["--worker", &cpu.to_string()])
+        let mut command = Command::new(program);
+        command.args(["--worker", &cpu.to_string()]);
+        if let Some(library) = library {
+            command.arg("--library").arg(library);
+        }
+        let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -181,10 +220,16 @@ impl Worker {
         self.child.id()
     }
 
+    /// Median ns of CPU time per call over some batches of calls, calling `meanwhile` over and over.
+    pub(crate) fn median(&mut self, function: &str, calls: u32, meanwhile: &mut dyn FnMut()) -> Result<f64> {
+        self.batch(function, calls, meanwhile)?;
+        let batches = (0..BATCHES).map(|_| self.batch(function, calls, meanwhile));
+        stats::median(&batches.collect::<Result<Vec<f64>>>()?).context("no batches")
+    }
+
     /// Runs a batch, calling `meanwhile` over and over; returns ns of CPU time per call.
-    pub(crate) fn batch(&mut self, site: usize, meanwhile: &mut dyn FnMut()) -> Result<f64> {
-        let calls = SITES.get(site).with_context(|| format!("no site {site}"))?.calls;
-        writeln!(self.stdin, "{site} {calls}").context("the traced process is gone")?;
+    fn batch(&mut self, function: &str, calls: u32, meanwhile: &mut dyn FnMut()) -> Result<f64> {
+        writeln!(self.stdin, "{function} {calls}").context("the traced process is gone")?;
         let patience = Instant::now() + PATIENCE;
         loop {
             meanwhile();

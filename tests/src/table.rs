@@ -50,7 +50,13 @@ impl fmt::Display for Table {
 }
 
 /// Columns that [`ratio`] fills.
-pub const RATIO: [&str; 4] = ["ratio", "95 %", "aim", "result"];
+pub const RATIO: [&str; 4] = judged("ratio");
+
+/// Columns that [`ratio`] fills, for a figure that is no ratio.
+#[must_use]
+pub const fn judged(figure: &str) -> [&str; 4] {
+    [figure, "95 %", "aim", "result"]
+}
 
 /// A ratio, its interval, what it should be, and whether the worse end of the interval is that.
 #[must_use]
