@@ -1,9 +1,11 @@
-//! `cargo xtask test --real-libs`: NVIDIA's own libraries, and the resolver's tests on them.
+//! `cargo xtask test --real-libs`: NVIDIA's own libraries, and the tests on them.
 //!
 //! They are fetched by name through pip, apt and npm, once, into `target/real-libs`, a folder for each; of each package
-//! only the named files stay. Nothing of them is ever loaded or run.
+//! only the named files stay. The resolver only reads them. Of the driver, the kernel tier calls functions that
+//! need no GPU; nothing else of them is ever loaded.
 
 use crate::command::{cargo, display, root, run as run_command};
+use crate::{setup, test};
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use std::fs;
@@ -13,7 +15,7 @@ use std::process::Command;
 /// Which libraries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Which {
-    /// The newest lean TensorRT and the CUDA runtime: 50 MB to fetch.
+    /// The newest lean TensorRT, the CUDA runtime and the CUDA driver: about 55 MB to fetch.
     Small,
     /// All that the tests know: about 3 GB to fetch, 3 GB on disk.
     All,
@@ -40,12 +42,16 @@ const fn package(folder: &'static str, source: Source, files: &'static [&'static
     Package { folder, source, files }
 }
 
-const SMALL: [Package; 2] = [
+const DRIVER_550: Package =
+    package("driver-550", Driver("trixie", "550.163.01-2"), &["libcuda.so.550.163.01"]);
+
+const SMALL: [Package; 3] = [
     package("lean-11.4", Pip("tensorrt-lean-cu12-libs==11.4.0.106", &[]), LEAN_11),
     package("cudart-12.9", Pip("nvidia-cuda-runtime-cu12==12.9.79", &[]), CUDART_12),
+    DRIVER_550,
 ];
 
-const LARGE: [Package; 20] = [
+const LARGE: [Package; 19] = [
     package("lean-10.15", Pip("tensorrt-lean-cu12-libs==10.15.1.29", &[]), LEAN_10),
     package("lean-10.16", Pip("tensorrt-lean-cu12-libs==10.16.1.11", &[]), LEAN_10),
     package("lean-11.0", Pip("tensorrt-lean-cu12-libs==11.0.0.114", &[]), LEAN_11),
@@ -76,7 +82,6 @@ const LARGE: [Package; 20] = [
     package("cudart-13.5", Pip("nvidia-cuda-runtime==13.5.37", &[]), &["libcudart.so.13"]),
     package("onnxruntime", Pip("onnxruntime==1.32.0", PYTHON_3_11), &["libonnxruntime.so.1.32.0"]),
     package("driver-535", Driver("bookworm", "535.261.03-1"), &["libcuda.so.535.261.03"]),
-    package("driver-550", Driver("trixie", "550.163.01-2"), &["libcuda.so.550.163.01"]),
     package("llama", Npm("@node-llama-cpp/linux-x64@3.21.1"), &["libllama.v0.4.0.so"]),
 ];
 
@@ -89,17 +94,21 @@ const PYTHON_3_10: &[&str] = &["--python-version", "3.10"];
 const PYTHON_3_11: &[&str] = &["--python-version", "3.11"];
 const AARCH64: &[&str] = &["--platform", "manylinux_2_35_aarch64"];
 
+/// The folder of all libraries.
+fn cache() -> PathBuf {
+    root().join("target/real-libs")
+}
+
 /// Fetches what is not there yet and runs the tests.
 ///
 /// # Errors
 /// A package could not be fetched (the others are tested all the same), or a test failed.
-pub(crate) fn run(which: Which) -> Result<()> {
-    let cache = root().join("target/real-libs");
-    fs::create_dir_all(&cache).with_context(|| format!("creating {}", cache.display()))?;
+pub(crate) fn run(which: Which, require: bool) -> Result<()> {
+    setup::run()?;
     let large: &[Package] = if which == Which::All { &LARGE } else { &[] };
     let mut failed = Vec::new();
     for package in SMALL.iter().chain(large) {
-        if let Err(error) = fetch(package, &cache) {
+        if let Err(error) = fetch(package) {
             eprintln!("real libraries: {}: {error:#}", package.folder);
             failed.push(package.folder);
         }
@@ -111,12 +120,18 @@ pub(crate) fn run(which: Which) -> Result<()> {
         tests.arg("--release");
     }
     // The same value as for the other tests: the build script would otherwise run again.
-    tests.env("TRACER_EBPF", "require").env("TRACER_REAL_LIBS", &cache);
+    tests.env("TRACER_EBPF", "require").env("TRACER_REAL_LIBS", cache());
     run_command(tests.args(["--", "--nocapture"]))?;
+    // The kernel tier loads a library that no test links.
+    run_command(cargo().args(["build", "--workspace"]).env("TRACER_EBPF", "require"))?;
+    let mut driver = test::kernel_tier(require);
+    run_command(driver.env("TRACER_REAL_LIBS", cache()).args(["--", "placement::functions_of_the_driver"]))?;
     if failed.is_empty() { Ok(()) } else { bail!("could not be fetched: {}", failed.join(", ")) }
 }
 
-fn fetch(package: &Package, cache: &Path) -> Result<()> {
+fn fetch(package: &Package) -> Result<()> {
+    let cache = cache();
+    fs::create_dir_all(&cache).with_context(|| format!("creating {}", cache.display()))?;
     let folder = cache.join(package.folder);
     if folder.exists() {
         return Ok(());

@@ -4,6 +4,7 @@ use crate::command::{cargo, run as run_command};
 use crate::{real_libs, setup};
 use anyhow::Result;
 use clap::Args;
+use std::process::Command;
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -13,7 +14,7 @@ pub(crate) struct Options {
     /// Run only tests whose name contains this.
     #[arg(long)]
     filter: Option<String>,
-    /// Instead of the other tests: fetch NVIDIA's libraries and test the resolver on them.
+    /// Instead of the other tests: fetch NVIDIA's libraries and test the resolver and probes on them.
     #[arg(long, value_name = "WHICH", num_args = 0..=1, default_missing_value = "all", require_equals = true)]
     real_libs: Option<real_libs::Which>,
 }
@@ -24,28 +25,31 @@ pub(crate) struct Options {
 /// Set-up, build or a test failed.
 pub(crate) fn run(options: &Options) -> Result<()> {
     if let Some(which) = options.real_libs {
-        return real_libs::run(which);
+        return real_libs::run(which, options.require);
     }
     setup::run()?;
     // The kernel tier and the stand-in's tests start programs and load libraries that no test links.
-    step("build", &["build", "--workspace"], options)?;
-    step("tests", &["test", "--workspace"], options)?;
-    // The whole workspace here too: of a part, cargo would build the dependencies anew, with fewer features.
-    step("kernel tier", &["test", "--workspace", "--test", "kernel"], options)
+    step("build", cargo().args(["build", "--workspace"]), None)?;
+    step("tests", cargo().args(["test", "--workspace"]), options.filter.as_deref())?;
+    step("kernel tier", &mut kernel_tier(options.require), options.filter.as_deref())
 }
 
-fn step(name: &str, arguments: &[&str], options: &Options) -> Result<()> {
-    eprintln!("test: {name}");
+/// The tests against the running kernel.
+pub(crate) fn kernel_tier(require: bool) -> Command {
     let mut command = cargo();
-    command.args(arguments).env("TRACER_EBPF", "require");
-    if name == "kernel tier" {
-        command.env("TRACER_KERNEL_TIER", "1");
-        if options.require {
-            command.env("TRACER_REQUIRE", "1");
-        }
+    // The whole workspace here too: of a part, cargo would build the dependencies anew, with fewer features.
+    command.args(["test", "--workspace", "--test", "kernel"]);
+    command.env("TRACER_EBPF", "require").env("TRACER_KERNEL_TIER", "1");
+    if require {
+        command.env("TRACER_REQUIRE", "1");
     }
-    if let Some(filter) = options.filter.as_ref().filter(|_| arguments[0] == "test") {
+    command
+}
+
+fn step(name: &str, command: &mut Command, filter: Option<&str>) -> Result<()> {
+    eprintln!("test: {name}");
+    if let Some(filter) = filter {
         command.args(["--", filter]);
     }
-    run_command(&mut command)
+    run_command(command.env("TRACER_EBPF", "require"))
 }
