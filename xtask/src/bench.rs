@@ -1,7 +1,7 @@
 //! `cargo xtask bench`: what tracing costs on this machine.
 
 use crate::command::{built, cargo, run as run_command};
-use crate::setup;
+use crate::{real_libs, setup};
 use anyhow::Result;
 use clap::Args;
 use std::path::PathBuf;
@@ -17,14 +17,22 @@ pub(crate) struct Options {
     json: Option<PathBuf>,
 }
 
-/// Sets up, builds (release) and measures.
+/// Sets up, builds (release) and measures. The benchmark leaves out, and says so, what it has no library or peer for.
 ///
 /// # Errors
 /// Set-up, build or a measurement failed.
 pub(crate) fn run(options: &Options) -> Result<()> {
     setup::run()?;
     run_command(cargo().args(["build", "--release", "--workspace"]).env("TRACER_EBPF", "require"))?;
+    for (what, brought) in
+        [("NVIDIA's driver", real_libs::fetch_driver()), ("bpftrace", setup::bring("bpftrace"))]
+    {
+        if let Err(error) = brought {
+            eprintln!("bench: nothing will be compared with {what}: {error:#}");
+        }
+    }
     let mut bench = Command::new(built("release").join("tracer-bench"));
+    bench.arg("--real-libs").arg(real_libs::cache());
     if options.quick {
         bench.arg("--quick");
     }

@@ -1,8 +1,8 @@
 //! `cargo xtask test --real-libs`: NVIDIA's own libraries, and the tests on them.
 //!
 //! They are fetched by name through pip, apt and npm, once, into `target/real-libs`, a folder for each; of each package
-//! only the named files stay. The resolver only reads them. Of the driver, the kernel tier calls functions that
-//! need no GPU; nothing else of them is ever loaded.
+//! only the named files stay. The resolver only reads them. Of the driver, the kernel tier and the benchmark call
+//! functions that need no GPU; nothing else of them is ever loaded.
 
 use crate::command::{cargo, display, root, run as run_command};
 use crate::{setup, test};
@@ -95,7 +95,7 @@ const PYTHON_3_11: &[&str] = &["--python-version", "3.11"];
 const AARCH64: &[&str] = &["--platform", "manylinux_2_35_aarch64"];
 
 /// The folder of all libraries.
-fn cache() -> PathBuf {
+pub(crate) fn cache() -> PathBuf {
     root().join("target/real-libs")
 }
 
@@ -127,6 +127,14 @@ pub(crate) fn run(which: Which, require: bool) -> Result<()> {
     let mut driver = test::kernel_tier(require);
     run_command(driver.env("TRACER_REAL_LIBS", cache()).args(["--", "placement::functions_of_the_driver"]))?;
     if failed.is_empty() { Ok(()) } else { bail!("could not be fetched: {}", failed.join(", ")) }
+}
+
+/// Fetches the driver that the benchmark calls, where it is not there yet.
+///
+/// # Errors
+/// It could not be fetched.
+pub(crate) fn fetch_driver() -> Result<()> {
+    fetch(&DRIVER_550)
 }
 
 fn fetch(package: &Package) -> Result<()> {

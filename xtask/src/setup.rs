@@ -67,6 +67,20 @@ pub(crate) fn run() -> Result<()> {
     }
 }
 
+/// Brings a program that is nice to have, from the Debian package of its name.
+///
+/// # Errors
+/// It is missing and cannot be installed, or its installation failed.
+pub(crate) fn bring(program: &'static str) -> Result<()> {
+    match (answers(program), answers("apt-get") && is_root()) {
+        (true, _) => Ok(()),
+        (false, true) => install_packages(&[program]),
+        (false, false) => {
+            bail!("{program} is missing, and apt-get is not here or this is not root: install it by hand")
+        }
+    }
+}
+
 fn look() -> Found {
     Found {
         cxx: answers("g++"),
