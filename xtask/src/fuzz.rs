@@ -3,6 +3,9 @@
 use crate::command::{cargo, root, run as run_command};
 use anyhow::{Context, Result};
 use clap::Args;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
 
 const VERSION: &str = "0.13.2";
 const TARGETS: [&str; 4] = ["record", "library", "profile", "capture"];
@@ -34,11 +37,35 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let mut command = cargo();
         // Without a sanitizer a stable compiler will do: what is fuzzed is safe Rust, which panics instead.
         command.args(["fuzz", "run", "--sanitizer", "none", "--fuzz-dir"]).arg(root().join("tests/fuzz"));
-        command
-            .args([*target, "--"])
-            .arg(format!("-max_total_time={}", options.seconds))
-            .arg("-rss_limit_mb=4096");
+        command.arg(target).arg(folder(&format!("tests/fuzz/corpus/{target}"))?);
+        if *target == "library" {
+            command.arg(libraries()?);
+        }
+        command.arg("--").arg(format!("-max_total_time={}", options.seconds)).arg("-rss_limit_mb=4096");
         run_command(command.env("RUSTC_BOOTSTRAP", "1").env("TRACER_EBPF", "stub"))?;
     }
     Ok(())
+}
+
+/// Inputs to begin with: no chance makes an ELF file with type information of nothing.
+fn libraries() -> Result<PathBuf> {
+    let seeds = folder("target/fuzz-seeds/library")?;
+    for version in ["8", "10", "11"] {
+        let mut compiler = Command::new("g++");
+        compiler.args(["-std=c++17", "-O1", "-s", "-shared", "-fPIC", "-fvisibility=hidden"]);
+        compiler
+            .arg(format!("-DTRT={version}"))
+            .arg("-o")
+            .arg(seeds.join(format!("libnvinfer.so.{version}")));
+        compiler.arg(root().join("engines/tests/data/fake_nvinfer.cpp"));
+        run_command(&mut compiler).context("compiling inputs to begin with (apt-get install g++)")?;
+    }
+    Ok(seeds)
+}
+
+/// A folder below the workspace's root, made where it is not there.
+fn folder(path: &str) -> Result<PathBuf> {
+    let folder = root().join(path);
+    fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
+    Ok(folder)
 }
