@@ -8,6 +8,7 @@ mod follow;
 mod marks;
 mod placement;
 mod sched;
+mod sockets;
 mod targets;
 mod trial;
 mod truth;
@@ -41,6 +42,7 @@ fn trials() -> Vec<Trial> {
         sched::TESTS,
         marks::TESTS,
         truth::TESTS,
+        sockets::TESTS,
         faults::TESTS,
         placement::TESTS,
     ];

@@ -27,7 +27,7 @@ type TokenKey = (u64, u32);
 /// One line of the server's truth log.
 #[derive(Debug, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
-enum Truth {
+pub(crate) enum Truth {
     Request {
         key: u64,
         id: String,
@@ -53,7 +53,8 @@ enum Truth {
     },
     Stall {
         cause: String,
-        batch_id: u64,
+        /// Of a step; a slow client has none.
+        batch_id: Option<u64>,
     },
     #[serde(other)]
     Other,
@@ -77,17 +78,16 @@ enum Driver {
     Other,
 }
 
-struct Run {
-    tables: Tables,
+pub(crate) struct Run {
+    pub(crate) tables: Tables,
     capture: Capture,
-    truth: Vec<Truth>,
+    pub(crate) truth: Vec<Truth>,
     driver: Vec<Driver>,
-    /// Keeps the files.
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 /// Records the stand-in server from before its first request until after its last one.
-fn run(server: &[&str], load: &[&str], record: &[&str]) -> Result<Run> {
+pub(crate) fn run(server: &[&str], load: &[&str], record: &[&str]) -> Result<Run> {
     let folder = tempfile::tempdir()?;
     let at = |name: &str| folder.path().join(name);
     standin::stage(&at("lib"))?;
@@ -133,7 +133,7 @@ fn run(server: &[&str], load: &[&str], record: &[&str]) -> Result<Run> {
         capture,
         truth: parse(&at("truth.jsonl"))?,
         driver: parse(&at("driver.jsonl"))?,
-        _folder: folder,
+        folder,
     })
 }
 
@@ -169,8 +169,22 @@ fn parse<T: for<'a> Deserialize<'a>>(file: &Path) -> Result<Vec<T>> {
 }
 
 impl Run {
+    /// The folder of the capture.
+    pub(crate) fn folder(&self) -> std::path::PathBuf {
+        self.folder.path().join("capture")
+    }
+
+    /// Names of the requests, by key.
+    pub(crate) fn ids(&self) -> HashMap<u64, String> {
+        let requests = self.truth.iter().filter_map(|line| match line {
+            Truth::Request { key, id, .. } => Some((*key, id.clone())),
+            _ => None,
+        });
+        requests.collect()
+    }
+
     /// (key, index) → (time, marked).
-    fn true_tokens(&self) -> BTreeMap<TokenKey, (u64, bool)> {
+    pub(crate) fn true_tokens(&self) -> BTreeMap<TokenKey, (u64, bool)> {
         self.truth
             .iter()
             .filter_map(|line| match *line {
@@ -193,7 +207,7 @@ impl Run {
         Ok(seen)
     }
 
-    fn ledger(&self, name: &str) -> u64 {
+    pub(crate) fn ledger(&self, name: &str) -> u64 {
         self.tables.ledger.iter().filter(|row| row.name == name).map(|row| row.count).sum()
     }
 
@@ -295,13 +309,13 @@ impl Run {
     }
 }
 
-fn p99(errors: &mut [u64]) -> u64 {
+pub(crate) fn p99(errors: &mut [u64]) -> u64 {
     errors.sort_unstable();
     errors.get(errors.len() * 99 / 100).copied().unwrap_or(0)
 }
 
 /// What was measured, for whoever runs this.
-fn report(name: &str, errors: &mut [u64]) {
+pub(crate) fn report(name: &str, errors: &mut [u64]) {
     errors.sort_unstable();
     let at = |share: usize| errors.get(errors.len() * share / 100).or(errors.last()).copied().unwrap_or(0);
     println!("  {name}: n={} p50 {} ns, p99 {} ns, max {} ns", errors.len(), at(50), at(99), at(100));
@@ -385,7 +399,7 @@ fn check_stalls(run: &Run) -> Result<()> {
     let mut causes: BTreeMap<&str, usize> = BTreeMap::new();
     let mut stalled = BTreeSet::new();
     for line in &run.truth {
-        if let Truth::Stall { cause, batch_id } = line {
+        if let Truth::Stall { cause, batch_id: Some(batch_id) } = line {
             *causes.entry(cause).or_default() += 1;
             stalled.insert(*batch_id);
         }

@@ -33,11 +33,17 @@ pub enum Counter {
     TargetsFull = 12,
     /// Stacks of which the user part could not be read.
     UserStackFailed = 13,
+    /// Bytes of a socket that could not be read.
+    SocketUnreadable = 14,
+    /// Connections of targets that are encrypted: their requests are not seen.
+    SocketTls = 15,
+    /// Connections of targets that speak HTTP/2: their requests are not seen.
+    SocketHttp2 = 16,
 }
 
 impl Counter {
     /// All of them, in index order.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 17] = [
         Self::VitalWritten,
         Self::VitalDropped,
         Self::BulkWritten,
@@ -52,6 +58,9 @@ impl Counter {
         Self::SleepersFull,
         Self::TargetsFull,
         Self::UserStackFailed,
+        Self::SocketUnreadable,
+        Self::SocketTls,
+        Self::SocketHttp2,
     ];
 
     /// Name in the ledger.
@@ -72,12 +81,23 @@ impl Counter {
             Self::SleepersFull => "sleepers_full",
             Self::TargetsFull => "targets_full",
             Self::UserStackFailed => "user_stack_failed",
+            Self::SocketUnreadable => "socket_unreadable",
+            Self::SocketTls => "socket_tls",
+            Self::SocketHttp2 => "socket_http2",
         }
     }
 
     /// Whether a count above zero means that something is missing from the capture.
     #[must_use]
     pub const fn is_loss(self) -> bool {
-        !matches!(self, Self::VitalWritten | Self::BulkWritten | Self::CallUnwound | Self::UserStackFailed)
+        !matches!(
+            self,
+            Self::VitalWritten
+                | Self::BulkWritten
+                | Self::CallUnwound
+                | Self::UserStackFailed
+                | Self::SocketTls
+                | Self::SocketHttp2
+        )
     }
 }

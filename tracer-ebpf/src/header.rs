@@ -11,6 +11,7 @@ pub enum Kind {
     Sched = 3,
     Sample = 4,
     Process = 5,
+    Socket = 6,
 }
 
 /// A record kind that this version does not know.
@@ -27,6 +28,7 @@ impl TryFrom<u16> for Kind {
             3 => Self::Sched,
             4 => Self::Sample,
             5 => Self::Process,
+            6 => Self::Socket,
             other => return Err(UnknownKind(other)),
         })
     }

@@ -17,6 +17,7 @@ pub mod offsets;
 pub mod process;
 pub mod sample;
 pub mod sched;
+pub mod socket;
 
 pub use call::Call;
 pub use counter::Counter;
@@ -26,13 +27,14 @@ pub use offsets::Offsets;
 pub use process::Process;
 pub use sample::Sample;
 pub use sched::Sched;
+pub use socket::Socket;
 
 /// Most frames of one stack (kernel and user together) that the kernel side records.
 pub const MAX_FRAMES: usize = 127;
 
 /// Names of maps that user space opens.
 pub mod maps {
-    /// Ring for `call`, `mark` and `process` records: shed last.
+    /// Ring for `call`, `mark`, `socket` and `process` records: shed last.
     pub const VITAL: &str = "VITAL";
     /// Ring for `sched` and `sample` records: shed first.
     pub const BULK: &str = "BULK";
@@ -46,6 +48,8 @@ pub mod maps {
     pub const SLEEPERS: &str = "SLEEPERS";
     /// Per-CPU array of u64, indexed by point id: hits of each probe point.
     pub const HITS: &str = "HITS";
+    /// Local ports (u16) on which the arrival of bytes is noted.
+    pub const PORTS: &str = "PORTS";
 }
 
 /// Globals that user space sets before loading.
@@ -77,6 +81,16 @@ pub mod programs {
     pub const SCHED_SWITCH: &str = "sched_switch";
     /// tp_btf/sched_waking.
     pub const SCHED_WAKING: &str = "sched_waking";
+    /// tp_btf/sock_send_length.
+    pub const SOCKET_SEND: &str = "socket_send";
+    /// tp_btf/sock_recv_length.
+    pub const SOCKET_RECV: &str = "socket_recv";
+    /// tp_btf/inet_sock_set_state.
+    pub const SOCKET_STATE: &str = "socket_state";
+    /// tp_btf/sk_data_ready.
+    pub const SOCKET_READY: &str = "socket_ready";
+    /// tp_btf/tcp_probe: attached while bytes are held.
+    pub const SOCKET_WIRE: &str = "socket_wire";
     /// perf_event: on-CPU sampling.
     pub const SAMPLE: &str = "sample";
     /// tp_btf/sched_process_fork.

@@ -20,4 +20,10 @@ pub struct Offsets {
     pub task_state: u32,
     /// 1: `sched_switch` passes the previous task's state as its fourth argument (Linux ≥ 5.18).
     pub switch_has_state: u32,
+    /// `tcp_sock.write_seq` and `tcp_sock.snd_nxt`; 0: this kernel's sockets are not followed.
+    pub tcp_write_seq: u32,
+    pub tcp_snd_nxt: u32,
+    /// `sock_common.skc_num` (local port) and `sock_common.skc_dport`.
+    pub sock_num: u32,
+    pub sock_dport: u32,
 }

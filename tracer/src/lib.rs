@@ -5,6 +5,7 @@ pub mod cli;
 pub mod clock;
 pub mod event;
 mod host_clock;
+pub mod http;
 pub mod latency;
 pub mod probe;
 pub mod symbol;

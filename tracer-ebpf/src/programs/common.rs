@@ -10,7 +10,7 @@ use aya_ebpf::{
     maps::{HashMap, PerCpuArray, RingBuf},
 };
 use tracer_abi::{
-    Counter, Header, Kind, MAX_POINTS, MAX_TARGETS, MarkRecord, Offsets, Target, mark::FIXED_BYTES,
+    Counter, Header, Kind, MAX_POINTS, MAX_TARGETS, MarkRecord, Offsets, Socket, Target, socket::SEND_BYTES,
 };
 
 #[map]
@@ -35,6 +35,10 @@ pub(crate) static OFFSETS: Global<Offsets> = Global::new(Offsets {
     task_comm: 0,
     task_state: 0,
     switch_has_state: 0,
+    tcp_write_seq: 0,
+    tcp_snd_nxt: 0,
+    sock_num: 0,
+    sock_dport: 0,
 });
 
 /// Slots per CPU: a program may be preempted by another one on the same CPU, so one slot is not enough.
@@ -44,10 +48,13 @@ const SCRATCH_SLOTS: u32 = 4;
 #[repr(C)]
 pub(crate) struct Scratch {
     busy: u64,
-    pub(crate) bytes: [u8; FIXED_BYTES + tracer_abi::mark::MAX_BYTES],
+    pub(crate) bytes: ScratchBytes,
 }
 
-const _: () = assert!(size_of::<Scratch>() >= 8 + size_of::<MarkRecord>());
+/// Room for a `Socket` whose bytes are copied to any place below [`SEND_BYTES`].
+pub(crate) type ScratchBytes = [u8; size_of::<Socket>() + 2 * SEND_BYTES];
+
+const _: () = assert!(size_of::<ScratchBytes>() >= size_of::<MarkRecord>());
 
 /// Counts on this CPU. A program preempted between the read and the write of its own CPU's counter could lose a
 /// count, so the addition is atomic.
@@ -95,7 +102,7 @@ unsafe fn exchange(cell: *mut u64, value: u64) -> u64 {
 
 /// Runs `f` with a scratch slot of this CPU, or counts that none was free.
 #[inline(always)]
-pub(crate) fn with_scratch(f: impl FnOnce(&mut [u8; FIXED_BYTES + tracer_abi::mark::MAX_BYTES])) {
+pub(crate) fn with_scratch(f: impl FnOnce(&mut ScratchBytes)) {
     let mut index = 0;
     while index < SCRATCH_SLOTS {
         if let Some(slot) = SCRATCH.get_ptr_mut(index) {
@@ -195,4 +202,19 @@ pub(crate) fn read_kernel<T: bytemuck::Zeroable>(address: u64) -> T {
         );
     }
     value
+}
+
+/// Reads a plain value of user space; `None` if that fails.
+#[inline(always)]
+pub(crate) fn read_user<T: bytemuck::Zeroable>(address: u64) -> Option<T> {
+    let mut value = T::zeroed();
+    // SAFETY: `value` is as long as said; the helper checks the source.
+    let failed = unsafe {
+        generated::bpf_probe_read_user(
+            (&raw mut value).cast(),
+            size_of::<T>() as u32,
+            address as *const c_void,
+        )
+    };
+    (failed == 0).then_some(value)
 }

@@ -7,3 +7,4 @@ mod mark;
 mod process;
 mod sample;
 mod sched;
+mod socket;

@@ -5,11 +5,12 @@ use super::raw::Table;
 use crate::clock::{Knot, SeriesKey};
 use crate::event::{CallEnd, ProcessId, Sched, StackId};
 use crate::symbol::{FrameKind, SymbolFrame};
-use crate::timeline::rows::{GpuTime, Iteration, Request, Source, Step, Token};
+use crate::timeline::rows::{GpuTime, Iteration, Join, Request, Source, Step, Token};
 use crate::timeline::tables::LedgerRow;
 use tracer_abi::mark::Slot;
 
-words!(Source { Mark = "mark" });
+words!(Source { Mark = "mark", Socket = "socket" });
+words!(Join { None = "none", Mark = "mark", Count = "count", Time = "time" });
 words!(FrameKind { Kernel = "kernel", User = "user" });
 
 pub(crate) struct MaybeGpu {
@@ -81,6 +82,7 @@ columns!(Request {
     model: String,
     prompt_tokens: Option<u32>,
     received_ns: u64,
+    read_ns: Option<u64>,
     source: Source,
     end_ns: Option<u64>,
     finish_reason: u32,
@@ -99,6 +101,7 @@ columns!(Token {
     source: Source,
     iteration: Option<u64>,
     step: Option<u64>,
+    join as "joined_by": Join,
     prefill: bool,
 });
 

@@ -15,7 +15,10 @@ use super::reader::{Batches, Events, Torn};
 use super::table::TableFile;
 use crate::clock::DeviceClock;
 use crate::event::mark;
-use crate::event::{Call, Event, HostClock, Mapping, Point, Process, ProcessId, Sample, Sched, Stack};
+use crate::event::{
+    Call, Event, HostClock, HttpBegin, HttpEnd, HttpSend, HttpWire, Mapping, Point, Process, ProcessId,
+    Sample, Sched, Stack,
+};
 use crate::symbol::{self, SymbolFrame, Symbolizer};
 use crate::timeline::rows::{Iteration, Request, Step, Token};
 use crate::timeline::tables::LedgerRow;

@@ -363,6 +363,7 @@ fn rows_come_back_as_they_were() {
         model: "m".into(),
         prompt_tokens: None,
         received_ns: 3,
+        read_ns: None,
         source: Source::Mark,
         end_ns: None,
         finish_reason: 4,
@@ -383,6 +384,7 @@ fn rows_come_back_as_they_were() {
         source: Source::Mark,
         iteration: Some(1),
         step: None,
+        join: crate::timeline::rows::Join::Mark,
         prefill: index == 0,
     };
     let tokens: Vec<_> = (0..150_000).map(token).collect();

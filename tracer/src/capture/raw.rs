@@ -8,8 +8,9 @@ use tracer_abi::mark::{ClockReading, Slot};
 use super::column::{Columns, Item, columns, via, words};
 use crate::event::mark::{self, AttrValue, Mark};
 use crate::event::{
-    Call, CallEnd, Event, Frame, HostClock, Mapping, MarkEvent, Origin, Point, Process, ProcessAction,
-    ProcessId, Role, Sample, Sched, Stack, StackCut, StackId,
+    Call, CallEnd, Event, Frame, HostClock, HttpBegin, HttpEnd, HttpFinish, HttpSend, HttpWire, Mapping,
+    MarkEvent, Origin, Point, Process, ProcessAction, ProcessId, Role, Sample, Sched, Stack, StackCut,
+    StackId,
 };
 use crate::timeline::tables::LedgerRow;
 
@@ -100,6 +101,45 @@ columns!(Sched {
 columns!(Sample { origin: Origin, period_ns: u64, kernel_mode: bool, stack: Option<StackId> });
 
 columns!(Process { origin: Origin, action: ProcessAction, parent_tgid: u32, parent_tid: u32, comm: String });
+
+words!(HttpFinish { Done = "done", Cut = "cut", Lost = "lost" });
+
+columns!(HttpBegin {
+    origin: Origin,
+    exchange: u64,
+    connection: u64,
+    local_port: u16,
+    method: String,
+    path: String,
+    request_id: String,
+    trace_id: Option<[u8; 16]>,
+    span_id: Option<[u8; 8]>,
+    arrived_ns: Option<u64>,
+    read_ns: u64,
+    head_cut: bool,
+});
+columns!(HttpSend {
+    origin: Origin,
+    exchange: u64,
+    choice: u32,
+    first_token: u32,
+    tokens: u32,
+    events: u32,
+    bytes: u64,
+    held_bytes: u32,
+});
+columns!(HttpWire { origin: Origin, exchange: u64, sent_ns: u64 });
+columns!(HttpEnd {
+    origin: Origin,
+    exchange: u64,
+    status: u16,
+    finish: HttpFinish,
+    streamed: bool,
+    encoded: bool,
+    events: u32,
+    tokens: u32,
+    refused_writes: u32,
+});
 
 columns!(HostClock {
     raw_before_ns: u64,
@@ -361,6 +401,10 @@ event_tables! {
     Marked<mark::GpuSpan> = "mark_gpu_span", rank 12, |row| mark_event(row, Mark::GpuSpan);
     Marked<mark::Token> = "mark_token", rank 13, |row| mark_event(row, Mark::Token);
     Marked<mark::RequestEnd> = "mark_request_end", rank 14, |row| mark_event(row, Mark::RequestEnd);
+    HttpBegin = "http_begin", rank 17, |row| Event::HttpBegin(row);
+    HttpSend = "http_send", rank 18, |row| Event::HttpSend(row);
+    HttpWire = "http_wire", rank 19, |row| Event::HttpWire(row);
+    HttpEnd = "http_end", rank 20, |row| Event::HttpEnd(row);
     Sched = "sched", rank 15, |row| Event::Sched(row);
     Sample = "samples", rank 16, |row| Event::Sample(row);
 }
@@ -384,6 +428,10 @@ macro_rules! for_each_event_table {
             gpu_spans: Marked<mark::GpuSpan>,
             tokens: Marked<mark::Token>,
             request_ends: Marked<mark::RequestEnd>,
+            http_begins: HttpBegin,
+            http_sends: HttpSend,
+            http_wires: HttpWire,
+            http_ends: HttpEnd,
             sched: Sched,
             samples: Sample,
         }

@@ -15,7 +15,10 @@ use super::raw::{EventTable, Marked, Table, for_each_event_table};
 use super::stream;
 use super::torn::StreamBatches;
 use crate::event::mark;
-use crate::event::{Call, Event, HostClock, Mapping, Point, Process, Sample, Sched, Stack};
+use crate::event::{
+    Call, Event, HostClock, HttpBegin, HttpEnd, HttpSend, HttpWire, Mapping, Point, Process, Sample, Sched,
+    Stack,
+};
 
 /// A raw table that ends before its last byte: the recorder was killed, or the disk was full or damaged.
 #[derive(Clone, Debug, PartialEq, Eq)]

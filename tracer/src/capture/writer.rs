@@ -10,7 +10,8 @@ use super::raw::{Counter, Marked, for_each_event_table};
 use super::stream::TableWriter;
 use crate::event::mark::{self, Mark};
 use crate::event::{
-    Call, Event, HostClock, Mapping, MarkEvent, Point, Process, ProcessId, Sample, Sched, Stack,
+    Call, Event, HostClock, HttpBegin, HttpEnd, HttpSend, HttpWire, Mapping, MarkEvent, Point, Process,
+    ProcessId, Sample, Sched, Stack,
 };
 use crate::host_clock::monotonic_ns;
 use crate::timeline::tables::LedgerRow;
@@ -92,6 +93,10 @@ impl Writer {
             Event::Mapping(e) => push(&mut t.mappings, folder, e),
             Event::Stack(e) => push(&mut t.stacks, folder, e),
             Event::Point(e) => push(&mut t.points, folder, e),
+            Event::HttpBegin(e) => push(&mut t.http_begins, folder, e),
+            Event::HttpSend(e) => push(&mut t.http_sends, folder, e),
+            Event::HttpWire(e) => push(&mut t.http_wires, folder, e),
+            Event::HttpEnd(e) => push(&mut t.http_ends, folder, e),
         };
         if result.is_err() {
             self.rows_lost += u64::try_from(rows).unwrap_or(0);

@@ -60,6 +60,7 @@ mod tests {
             delivered_ns,
             latency_ns,
             source: Source::Mark,
+            join: crate::timeline::rows::Join::Mark,
             iteration: None,
             step: None,
             prefill: false,

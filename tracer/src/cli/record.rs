@@ -50,6 +50,9 @@ pub(crate) struct Args {
     /// Do not record the scheduler: no off-CPU time
     #[arg(long)]
     no_sched: bool,
+    /// Do not read HTTP from sockets: requests and tokens are known from marks only
+    #[arg(long)]
+    no_sockets: bool,
     /// Off-CPU intervals shorter than this are not recorded
     #[arg(long, value_name = "TIME", value_parser = duration::parse)]
     min_off_cpu: Option<Duration>,
@@ -292,6 +295,7 @@ fn options(args: &Args) -> Options {
         sample_hz: args.sample_hz,
         sched: !args.no_sched,
         min_off_cpu_ns: args.min_off_cpu.map_or(0, |time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)),
+        sockets: !args.no_sockets,
         follow: !args.no_follow,
         returns: !args.no_returns,
         log_kernel: args.log_kernel,

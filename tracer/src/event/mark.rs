@@ -5,6 +5,7 @@ mod decode;
 use tracer_abi::mark::{ClockReading, Slot};
 
 pub use decode::MarkError;
+pub(crate) use decode::clean;
 
 /// What a program, or the injected library, said.
 #[derive(Clone, Debug, PartialEq)]

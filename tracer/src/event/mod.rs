@@ -6,12 +6,14 @@
 //!
 //! Times ending in `_ns` are CLOCK_MONOTONIC unless the name says otherwise (`_raw_ns`: CLOCK_MONOTONIC_RAW).
 
+pub mod http;
 pub mod mark;
 pub mod record;
 pub mod sorter;
 pub mod stack;
 
 pub use engines::Role;
+pub use http::{HttpBegin, HttpEnd, HttpFinish, HttpSend, HttpWire};
 pub use mark::Mark;
 
 /// A process for life: a pid alone may be reused.
@@ -40,6 +42,10 @@ pub enum Event {
     Sched(Sched),
     Sample(Sample),
     Process(Process),
+    HttpBegin(HttpBegin),
+    HttpSend(HttpSend),
+    HttpWire(HttpWire),
+    HttpEnd(HttpEnd),
     HostClock(HostClock),
     Mapping(Mapping),
     Stack(Stack),
@@ -56,6 +62,10 @@ impl Event {
             Self::Sched(e) => e.origin.time_ns,
             Self::Sample(e) => e.origin.time_ns,
             Self::Process(e) => e.origin.time_ns,
+            Self::HttpBegin(e) => e.origin.time_ns,
+            Self::HttpSend(e) => e.origin.time_ns,
+            Self::HttpWire(e) => e.origin.time_ns,
+            Self::HttpEnd(e) => e.origin.time_ns,
             Self::HostClock(e) => e.monotonic_ns,
             Self::Mapping(e) => e.time_ns,
             Self::Stack(e) => e.time_ns,

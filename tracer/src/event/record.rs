@@ -5,10 +5,12 @@
 
 use bytemuck::Pod;
 use thiserror::Error;
-use tracer_abi::{Header, Kind, MAX_FRAMES, call, mark, process, sample, sched};
+use tracer_abi::{Header, Kind, MAX_FRAMES, call, mark, process, sample, sched, socket};
 
 use super::{
-    Call, CallEnd, Mark, MarkEvent, Origin, Process, ProcessAction, ProcessId, Sample, Sched, mark::MarkError,
+    Call, CallEnd, Mark, MarkEvent, Origin, Process, ProcessAction, ProcessId, Sample, Sched,
+    http::{SocketAction, SocketIo},
+    mark::MarkError,
 };
 
 /// Why a record was refused.
@@ -18,7 +20,7 @@ pub enum RecordError {
     TooShort { actual: usize, needed: usize },
     #[error("record kind {0} is unknown to this version")]
     UnknownKind(u16),
-    #[error("process action {0} is unknown to this version")]
+    #[error("action {0} is unknown to this version")]
     UnknownAction(u32),
     #[error("mark: {0}")]
     Mark(#[from] MarkError),
@@ -54,6 +56,7 @@ pub enum Record {
     /// `stack` of the event is not set yet.
     Sample(Sample, RawStack),
     Process(Process),
+    Socket(SocketIo),
 }
 
 impl Record {
@@ -80,8 +83,34 @@ impl Record {
             Kind::Sched => sched_of(bytes, header, origin),
             Kind::Sample => sample_of(bytes, header, origin),
             Kind::Process => process_of(&read(bytes, 0)?, origin),
+            Kind::Socket => socket_of(bytes, origin),
         }
     }
+}
+
+fn socket_of(bytes: &[u8], origin: Origin) -> Result<Record, RecordError> {
+    let record: tracer_abi::Socket = read(bytes, 0)?;
+    let action = match (record.action, record.result) {
+        (socket::SEND, result) => {
+            SocketAction::Send { result, sent_until: record.sent_until, wire_until: record.wire_until }
+        }
+        (socket::RECV, result) => SocketAction::Recv {
+            bytes: u64::try_from(result).unwrap_or(0),
+            arrived_ns: (record.arrived_ns != 0).then_some(record.arrived_ns),
+        },
+        (socket::STATE, socket::STATE_CLOSE) => SocketAction::Closed,
+        (socket::STATE, socket::STATE_CLOSE_WAIT) => SocketAction::PeerClosed,
+        (socket::WIRE, _) => SocketAction::Wire { wire_until: record.wire_until },
+        (action, _) => return Err(RecordError::UnknownAction(action)),
+    };
+    let captured = slice(bytes, size_of::<tracer_abi::Socket>(), record.captured as usize)?;
+    Ok(Record::Socket(SocketIo {
+        origin,
+        cookie: record.cookie,
+        action,
+        bytes: captured.to_vec(),
+        local_port: record.local_port,
+    }))
 }
 
 /// The calls that a thread was in when the recording stopped, outermost first.

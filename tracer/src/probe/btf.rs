@@ -41,6 +41,10 @@ pub fn offsets(path: &Path) -> Result<Offsets, ProbeError> {
         switch_has_state: u32::from(
             types.parameters("btf_trace_sched_switch").is_some_and(|count| count >= 5),
         ),
+        tcp_write_seq: types.member("tcp_sock", "write_seq").unwrap_or(0),
+        tcp_snd_nxt: types.member("tcp_sock", "snd_nxt").unwrap_or(0),
+        sock_num: types.member("sock_common", "skc_num").unwrap_or(0),
+        sock_dport: types.member("sock_common", "skc_dport").unwrap_or(0),
     })
 }
 

@@ -11,7 +11,7 @@ use aya::{
         tp_btf::BtfTracePointLink,
     },
 };
-use tracer_abi::{globals, maps, programs};
+use tracer_abi::{Offsets, globals, maps, programs};
 
 use super::{
     ProbeError, btf, object,
@@ -28,6 +28,8 @@ pub struct Options {
     pub sched: bool,
     /// Off-CPU intervals shorter than this many ns are not recorded.
     pub min_off_cpu_ns: u64,
+    /// HTTP requests and the tokens that are sent for them, from sockets.
+    pub sockets: bool,
     /// Children of targets become targets.
     pub follow: bool,
     /// Returns of functions are probed, where that is safe.
@@ -38,7 +40,15 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { sample_hz: 99, sched: true, min_off_cpu_ns: 0, follow: true, returns: true, log_kernel: false }
+        Self {
+            sample_hz: 99,
+            sched: true,
+            min_off_cpu_ns: 0,
+            sockets: true,
+            follow: true,
+            returns: true,
+            log_kernel: false,
+        }
     }
 }
 
@@ -62,8 +72,11 @@ pub(crate) struct Kernel {
     pub(crate) sleepers: HashMap<MapData, u32, [u64; SCHED_WORDS]>,
     pub(crate) counters: PerCpuArray<MapData, u64>,
     pub(crate) hits: PerCpuArray<MapData, u64>,
+    pub(crate) ports: HashMap<MapData, u16, u32>,
     pub(crate) missing: Vec<Missing>,
     links: Vec<GlobalLink>,
+    wire: Option<BtfTracePointLink>,
+    wire_failed: bool,
     logger: Option<aya_log::EbpfLogger<&'static dyn log::Log>>,
 }
 
@@ -85,8 +98,9 @@ impl Kernel {
             .override_global(globals::MIN_OFF_CPU_NS, &options.min_off_cpu_ns, true)
             .override_global(aya_log::LEVEL, &level, true)
             .load(object)?;
-        let logger = if options.log_kernel { logger(&mut ebpf) } else { None };
+        // Before any map is taken: these programs use them, too.
         let uprobes = Uprobes::load(&mut ebpf)?;
+        let logger = if options.log_kernel { logger(&mut ebpf) } else { None };
         let mut kernel = Self {
             uprobes,
             vital: take(&mut ebpf, maps::VITAL)?,
@@ -96,16 +110,19 @@ impl Kernel {
             sleepers: take(&mut ebpf, maps::SLEEPERS)?,
             counters: take(&mut ebpf, maps::COUNTERS)?,
             hits: take(&mut ebpf, maps::HITS)?,
+            ports: take(&mut ebpf, maps::PORTS)?,
             missing: Vec::new(),
             links: Vec::new(),
+            wire: None,
+            wire_failed: false,
             logger,
             ebpf,
         };
-        kernel.attach_global(options)?;
+        kernel.attach_global(options, &offsets)?;
         Ok(kernel)
     }
 
-    fn attach_global(&mut self, options: &Options) -> Result<(), ProbeError> {
+    fn attach_global(&mut self, options: &Options, offsets: &Offsets) -> Result<(), ProbeError> {
         let btf = Btf::from_sys_fs()
             .map_err(|error| ProbeError::BadBtf { path: btf::VMLINUX.into(), what: error.to_string() })?;
         for (name, tracepoint) in [
@@ -122,6 +139,9 @@ impl Kernel {
             self.tracepoint("sched", consequence, programs::SCHED_WAKING, "sched_waking", &btf);
             self.tracepoint("sched", consequence, programs::SCHED_SWITCH, "sched_switch", &btf);
         }
+        if options.sockets {
+            self.attach_sockets(&btf, offsets);
+        }
         if options.sample_hz > 0
             && let Err(why) = self.attach_samples(options.sample_hz)
         {
@@ -129,6 +149,27 @@ impl Kernel {
             self.missing.push(Missing { what: "samples", consequence, why });
         }
         Ok(())
+    }
+
+    fn attach_sockets(&mut self, btf: &Btf, offsets: &Offsets) {
+        let consequence = "requests and tokens are known from marks only";
+        if [offsets.tcp_write_seq, offsets.tcp_snd_nxt, offsets.sock_num, offsets.sock_dport].contains(&0) {
+            let why = "the kernel's BTF does not describe its sockets".to_owned();
+            self.missing.push(Missing { what: "sockets", consequence, why });
+            return;
+        }
+        let before = self.missing.len();
+        for (name, tracepoint) in [
+            (programs::SOCKET_STATE, "inet_sock_set_state"),
+            (programs::SOCKET_SEND, "sock_send_length"),
+            (programs::SOCKET_RECV, "sock_recv_length"),
+        ] {
+            self.tracepoint("sockets", consequence, name, tracepoint, btf);
+        }
+        // One word for all three.
+        self.missing.truncate(before + 1);
+        let consequence = "when a request reached the machine is not known, only when it was read";
+        self.tracepoint("arrivals", consequence, programs::SOCKET_READY, "sk_data_ready", btf);
     }
 
     fn tracepoint(
@@ -173,6 +214,36 @@ impl Kernel {
         Ok(())
     }
 
+    /// Follows held bytes onto the wire, or no longer. Where the kernel cannot, when they left stays unknown.
+    pub(crate) fn set_wire(&mut self, wanted: bool) {
+        if wanted == self.wire.is_some() || self.wire_failed {
+            return;
+        }
+        if !wanted {
+            self.wire = None;
+            return;
+        }
+        match self.try_wire() {
+            Ok(link) => self.wire = Some(link),
+            Err(why) => {
+                tracing::debug!("held bytes are not followed onto the wire: {why}");
+                self.wire_failed = true;
+            }
+        }
+    }
+
+    fn try_wire(&mut self) -> Result<BtfTracePointLink, String> {
+        let btf = Btf::from_sys_fs().map_err(chain)?;
+        let name = programs::SOCKET_WIRE;
+        let program = self.ebpf.program_mut(name).ok_or_else(|| format!("no program `{name}`"))?;
+        let program: &mut BtfTracePoint = program.try_into().map_err(chain)?;
+        if program.fd().is_err() {
+            program.load("tcp_probe", &btf).map_err(chain)?;
+        }
+        let link = program.attach().map_err(chain)?;
+        program.take_link(link).map_err(chain)
+    }
+
     /// Probes places of one file in one process with one of the uprobe programs, all or none.
     pub(crate) fn attach(
         &mut self,
@@ -194,6 +265,7 @@ impl Kernel {
     /// Detaches everything that serves all targets: what is left in the maps then stays as it is.
     pub(crate) fn detach_global(&mut self) {
         self.links.clear();
+        self.wire = None;
     }
 }
 

@@ -103,6 +103,27 @@ pub fn tree(root: u32) -> Result<Vec<Found>, ProbeError> {
     Ok(tree)
 }
 
+/// TCP ports on which a process listens; none where that cannot be read.
+#[must_use]
+pub fn listening_ports(pid: u32) -> Vec<u16> {
+    let Ok(process) = open(pid) else { return Vec::new() };
+    let sockets: std::collections::HashSet<u64> = process
+        .fd()
+        .into_iter()
+        .flatten()
+        .filter_map(Result::ok)
+        .filter_map(|fd| match fd.target {
+            procfs::process::FDTarget::Socket(inode) => Some(inode),
+            _ => None,
+        })
+        .collect();
+    let entries = [process.tcp(), process.tcp6()].into_iter().flatten().flatten();
+    entries
+        .filter(|entry| entry.state == procfs::net::TcpState::Listen && sockets.contains(&entry.inode))
+        .map(|entry| entry.local_address.port())
+        .collect()
+}
+
 /// Whether a thread of a process is under seccomp (seccomp(2)): then system calls that it never heard of may kill it.
 #[must_use]
 pub fn is_under_seccomp(pid: u32) -> bool {

@@ -1,6 +1,9 @@
 //! A recording in progress.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, HashSet},
+    time::Duration,
+};
 
 use aya::maps::{MapData, RingBuf};
 use engines::{Profiles, Role};
@@ -21,6 +24,7 @@ use crate::{
         stack::{MappingIndex, StackTable},
     },
     host_clock::{bracket, monotonic_ns},
+    http::Http,
     timeline::{coverage, tables::LedgerRow},
 };
 
@@ -31,6 +35,9 @@ const BRACKET_NS: u64 = 20_000_000;
 const WALL_EVERY: u64 = 50;
 /// Mappings that changed without the loader telling (a plain mmap) are found this often.
 const RESCAN_NS: u64 = 2_000_000_000;
+/// Held bytes are followed onto the wire for so long after the last were seen: a tracepoint that every segment of every
+/// connection of the machine passes.
+const WIRE_NS: u64 = 5_000_000_000;
 /// Records taken from a ring in one go, so that a flood cannot keep the other ring waiting.
 const MAX_BURST: usize = 100_000;
 
@@ -71,6 +78,12 @@ pub struct Session {
     gaps: BTreeMap<ProcessId, u64>,
     /// When the recording ended; u64::MAX until it does.
     stop_ns: u64,
+    http: Http,
+    http_tokens: u64,
+    /// Ports on which arrivals are noted.
+    ports: HashSet<u16>,
+    /// Until when bytes are followed onto the wire.
+    wire_until_ns: u64,
 }
 
 /// An event that waits for its turn; stacks are resolved when it comes, with the mappings known then.
@@ -100,6 +113,10 @@ impl Session {
             brackets: 0,
             gaps: BTreeMap::new(),
             stop_ns: u64::MAX,
+            http: Http::default(),
+            http_tokens: 0,
+            ports: HashSet::new(),
+            wire_until_ns: 0,
         })
     }
 
@@ -137,7 +154,17 @@ impl Session {
             self.sorter.push(now_ns, Pending::Ready(Event::Process(event)));
         }
         self.attacher.processes.entry(found.id).or_default();
+        if self.options.sockets {
+            process::listening_ports(found.id.tgid).into_iter().for_each(|port| self.note_port(port));
+        }
         Ok(())
+    }
+
+    /// Has the arrival of bytes noted on a port. Where there are too many, it is not known there.
+    fn note_port(&mut self, port: u16) {
+        if self.ports.insert(port) {
+            let _full = self.kernel.ports.insert(port, 1, 0);
+        }
     }
 
     /// Empties the rings (of a flood: a part); `out` receives the events whose turn has come, in time order. Returns
@@ -169,6 +196,7 @@ impl Session {
                 Record::Sched(event, _) => event.origin.time_ns,
                 Record::Sample(event, _) => event.origin.time_ns,
                 Record::Process(event) => event.origin.time_ns,
+                Record::Socket(io) => io.origin.time_ns,
             };
             self.sorter.push(time_ns, Pending::Record(record));
         }
@@ -207,6 +235,7 @@ impl Session {
             .map(|counter| row(None, counter.name(), self.counter(*counter), counter.is_loss()))
             .collect();
         rows.extend(self.rejects.iter().map(|(name, count)| row(None, name, *count, true)));
+        rows.extend(self.http.counts().lines().map(|(name, count, loss)| row(None, name, count, loss)));
         rows.push(row(None, "events_late", self.sorter.late(), false));
         rows.extend(self.gaps.iter().map(|(process, ns)| row(Some(*process), "attach_gap_ns", *ns, false)));
         let mut fired: BTreeMap<ProcessId, u64> = BTreeMap::new();
@@ -259,7 +288,8 @@ impl Session {
             .map(|counter| self.counter(*counter))
             .sum::<u64>()
             + self.rejects.values().sum::<u64>();
-        Progress { dropped, ..self.progress }
+        // Marks and sockets may tell of the same tokens.
+        Progress { dropped, tokens: self.progress.tokens.max(self.http_tokens), ..self.progress }
     }
 
     fn counter(&self, counter: Counter) -> u64 {
@@ -333,7 +363,8 @@ impl Session {
 
     fn release(&mut self, drained_ns: u64, out: &mut Vec<Event>) {
         let none = MappingIndex::default();
-        let Self { sorter, stacks, attacher, .. } = self;
+        let Self { sorter, stacks, attacher, http, .. } = self;
+        let (mut is_held, mut http_tokens, mut ports) = (false, 0, HashSet::new());
         sorter.release(drained_ns, |pending| {
             let mut intern = |origin: Origin, raw: RawStack| {
                 let index = attacher.processes.get(&origin.process).map_or(&none, |attached| &attached.index);
@@ -344,6 +375,17 @@ impl Session {
                 Pending::Record(Record::Call(event)) => out.push(Event::Call(event)),
                 Pending::Record(Record::Mark(event)) => out.push(Event::Mark(event)),
                 Pending::Record(Record::Process(event)) => out.push(Event::Process(event)),
+                Pending::Record(Record::Socket(io)) => {
+                    let before = out.len();
+                    is_held |= http.feed(&io, out);
+                    for event in &out[before..] {
+                        match event {
+                            Event::HttpSend(send) => http_tokens += u64::from(send.tokens),
+                            Event::HttpBegin(begin) => _ = ports.insert(begin.local_port),
+                            _ => {}
+                        }
+                    }
+                }
                 Pending::Record(Record::Sched(mut event, raw)) => {
                     if let Some((id, new)) = intern(event.origin, raw) {
                         out.extend(new.map(Event::Stack));
@@ -360,6 +402,20 @@ impl Session {
                 }
             }
         });
+        self.http_tokens += http_tokens;
+        ports.into_iter().for_each(|port| self.note_port(port));
+        self.follow_wire(is_held, monotonic_ns());
+    }
+
+    /// Follows held bytes onto the wire while there are any.
+    fn follow_wire(&mut self, is_held: bool, now_ns: u64) {
+        if is_held {
+            self.wire_until_ns = now_ns + WIRE_NS;
+        }
+        let wanted = now_ns < self.wire_until_ns;
+        if self.options.sockets {
+            self.kernel.set_wire(wanted);
+        }
     }
 
     fn open_calls(&mut self, now_ns: u64) {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tracer_abi::mark::{PREFILL, SLOT_NO_TOKEN, Slot};
 
 use super::request::{Generated, Place};
-use super::rows::{Iteration, Token, Unmatched};
+use super::rows::{Iteration, Join, Token, Unmatched};
 use super::{Clock, Timeline};
 use crate::event::{Origin, ProcessId};
 
@@ -198,7 +198,7 @@ impl<C: Clock> Timeline<C> {
         }
         for (origin, mut token) in tokens {
             if let Some((id, step)) = closed {
-                (token.iteration, token.step) = (Some(id), Some(step.id));
+                (token.iteration, token.step, token.join) = (Some(id), Some(step.id), Join::Mark);
                 self.out.tokens.push(token);
             } else {
                 self.token_without_step(origin, token, is_old);

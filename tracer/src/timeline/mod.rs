@@ -10,10 +10,12 @@
 //! - a **GPU span** belongs to the step whose enqueue lies within the span's host interval;
 //! - a **wait** that returns after an enqueue, by the same thread and for the same stream, is the host-observed end;
 //! - an **iteration** is the steps of one process with one batch id;
+//! - an **HTTP exchange** is a request where no marks tell of it; see [`exchange`];
 //! - a **token** belongs to the iteration whose batch has the slot (request, choice, generation step = index).
 
 mod counts;
 pub mod coverage;
+mod exchange;
 mod iteration;
 mod order;
 mod request;
@@ -31,6 +33,7 @@ use crate::event::mark::GpuSpan;
 use crate::event::{Event, Mark, Origin, Point, ProcessAction, ProcessId, Role};
 use counts::Counts;
 pub use counts::Example;
+use exchange::Exchanges;
 use iteration::{IterationKey, OpenIteration};
 use order::{Input, Order};
 use request::Requests;
@@ -122,6 +125,7 @@ pub struct Timeline<C = NoClock> {
     next_iteration_key: u64,
     next_iteration: u64,
     requests: Requests,
+    exchanges: Exchanges,
     counts: Counts,
     out: Output,
 }
@@ -146,6 +150,7 @@ impl<C: Clock> Timeline<C> {
             next_iteration_key: 0,
             next_iteration: 0,
             requests: Requests::default(),
+            exchanges: Exchanges::default(),
             counts: Counts::default(),
             out: Output::default(),
         }
@@ -163,6 +168,9 @@ impl<C: Clock> Timeline<C> {
             {
                 self.order.push(Input::Mark(mark.clone()));
             }
+            Event::HttpBegin(begin) => self.order.push(Input::HttpBegin(begin.clone())),
+            Event::HttpSend(send) => self.order.push(Input::HttpSend(*send)),
+            Event::HttpEnd(end) => self.order.push(Input::HttpEnd(*end)),
             Event::Process(process)
                 if process.action == ProcessAction::Exit
                     && process.origin.tid == process.origin.process.tgid =>
@@ -190,6 +198,10 @@ impl<C: Clock> Timeline<C> {
         let running: Vec<u64> = self.requests.open_ids().collect();
         for id in running {
             self.close_request(id);
+        }
+        let running: Vec<u64> = self.exchanges.open_ids().collect();
+        for id in running {
+            self.close_exchange(id);
         }
     }
 
@@ -241,6 +253,9 @@ impl<C: Clock> Timeline<C> {
                 _ => {}
             },
             Input::Mark(event) => self.mark(event.origin, event.mark),
+            Input::HttpBegin(begin) => self.http_begin(begin),
+            Input::HttpSend(send) => self.http_send(send),
+            Input::HttpEnd(end) => self.http_end(end),
             Input::Exit(origin) => {
                 self.forget_thread(origin.process, origin.tid);
                 if origin.tid == origin.process.tgid {
@@ -273,6 +288,9 @@ impl<C: Clock> Timeline<C> {
         while let Some(id) = self.requests.due(self.now_ns) {
             self.close_request(id);
         }
+        while let Some(id) = self.exchanges.due(self.now_ns) {
+            self.close_exchange(id);
+        }
     }
 
     /// Drops the oldest open things beyond the bound.
@@ -285,6 +303,9 @@ impl<C: Clock> Timeline<C> {
         }
         while self.requests.len() > self.config.max_open {
             self.evict_request();
+        }
+        while self.exchanges.len() > self.config.max_open {
+            self.evict_exchange();
         }
     }
 }

@@ -5,13 +5,16 @@
 
 use std::collections::BTreeMap;
 
-use crate::event::{Call, Mark, MarkEvent, Origin};
+use crate::event::{Call, HttpBegin, HttpEnd, HttpSend, Mark, MarkEvent, Origin};
 
 /// The events that the timeline joins.
 #[derive(Clone, Debug)]
 pub(super) enum Input {
     Call(Call),
     Mark(MarkEvent),
+    HttpBegin(HttpBegin),
+    HttpSend(HttpSend),
+    HttpEnd(HttpEnd),
     /// A thread ended; the process did when it was the first one.
     Exit(Origin),
 }
@@ -21,6 +24,9 @@ impl Input {
         match self {
             Self::Call(call) => call.origin,
             Self::Mark(mark) => mark.origin,
+            Self::HttpBegin(begin) => begin.origin,
+            Self::HttpSend(send) => send.origin,
+            Self::HttpEnd(end) => end.origin,
             Self::Exit(origin) => *origin,
         }
     }
@@ -39,7 +45,10 @@ impl Input {
                 Mark::RequestEnd(_) => 5,
                 _ => 4,
             },
+            Self::HttpBegin(_) => 0,
             Self::Call(_) => 2,
+            Self::HttpSend(_) => 4,
+            Self::HttpEnd(_) => 5,
             Self::Exit(_) => 6,
         }
     }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use tracer_abi::mark::{FINISH_CANCELLED, FINISH_ERROR};
 
 use super::iteration::IterationKey;
-use super::rows::{Request, Source, Token, Unmatched};
+use super::rows::{Join, Request, Source, Token, Unmatched};
 use super::{Clock, Timeline};
 use crate::event::mark;
 use crate::event::{Origin, ProcessId};
@@ -167,6 +167,12 @@ pub(super) struct Requests {
 }
 
 impl Requests {
+    /// A number for another request.
+    pub(super) fn next_id(&mut self) -> u64 {
+        self.next += 1;
+        self.next - 1
+    }
+
     pub(super) fn len(&self) -> usize {
         self.open.len()
     }
@@ -176,8 +182,7 @@ impl Requests {
     }
 
     fn insert(&mut self, process: ProcessId, request: OpenRequest) -> u64 {
-        let id = self.next;
-        self.next += 1;
+        let id = self.next_id();
         self.numbers.insert((process, request.number), id);
         self.open.insert(id, request);
         id
@@ -251,6 +256,7 @@ impl<C: Clock> Timeline<C> {
 
     pub(super) fn request_begin(&mut self, origin: Origin, begin: mark::RequestBegin) {
         let number = begin.request;
+        self.exchanges.named(&begin.request_id);
         if let Some(&before) = self.requests.numbers.get(&(origin.process, number)) {
             self.close_request(before);
         }
@@ -269,6 +275,7 @@ impl<C: Clock> Timeline<C> {
     }
 
     pub(super) fn token(&mut self, origin: Origin, mark: mark::Token) {
+        self.exchanges.marked(origin.process);
         let id = self.request_of(origin, mark.request);
         let mark::Token { choice, index, .. } = mark;
         let Some(request) = self.requests.open.get_mut(&id) else { return };
@@ -303,6 +310,7 @@ impl<C: Clock> Timeline<C> {
             source: Source::Mark,
             iteration: None,
             step: None,
+            join: Join::None,
             prefill: generated.is_some_and(|generated| generated.prefill),
         };
         match generated.map(|generated| generated.place) {
@@ -311,7 +319,7 @@ impl<C: Clock> Timeline<C> {
                 None => self.token_without_step(origin, token, is_old),
             },
             Some(Place::Closed { iteration, step }) => {
-                (token.iteration, token.step) = (Some(iteration), Some(step));
+                (token.iteration, token.step, token.join) = (Some(iteration), Some(step), Join::Mark);
                 self.out.tokens.push(token);
             }
             Some(Place::Nowhere { is_old }) => self.token_without_step(origin, token, is_old),
@@ -354,6 +362,7 @@ impl<C: Clock> Timeline<C> {
             model: begin.model,
             prompt_tokens: begin.prompt_tokens,
             received_ns,
+            read_ns: None,
             source: Source::Mark,
             end_ns: end.map(|(end_ns, _)| end_ns),
             finish_reason: end.map_or(tracer_abi::mark::FINISH_UNKNOWN, |(_, end)| end.finish_reason),

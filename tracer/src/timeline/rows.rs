@@ -78,6 +78,8 @@ pub struct Iteration {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Source {
     Mark,
+    /// HTTP on the server's sockets: a token was delivered when it was handed to the kernel.
+    Socket,
 }
 
 impl Source {
@@ -86,8 +88,23 @@ impl Source {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Mark => "mark",
+            Self::Socket => "socket",
         }
     }
+}
+
+/// How it is known which step generated a token, in order of trust.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Join {
+    /// It is not.
+    #[default]
+    None,
+    /// The program said so.
+    Mark,
+    /// By counting: one token a step.
+    Count,
+    /// The latest step that had ended before the token was delivered: inferred.
+    Time,
 }
 
 /// What a client asked for.
@@ -107,6 +124,8 @@ pub struct Request {
     pub prompt_tokens: Option<u32>,
     /// Origin of TTFT; `source` says where it came from.
     pub received_ns: u64,
+    /// When the program read it, where that is known apart from `received_ns`: the time between is event-loop lag.
+    pub read_ns: Option<u64>,
     pub source: Source,
     /// Request end; `None`: still running when the recording stopped.
     pub end_ns: Option<u64>,
@@ -139,6 +158,7 @@ pub struct Token {
     pub iteration: Option<u64>,
     /// The step of that iteration that ended last.
     pub step: Option<u64>,
+    pub join: Join,
     pub prefill: bool,
 }
 

@@ -363,7 +363,7 @@ impl<C: Clock> Timeline<C> {
             }
             None => (None, None, 0, Vec::new()),
         };
-        self.out.steps.push(Step {
+        let row = Step {
             id,
             process: origin.process,
             tid: origin.tid,
@@ -379,7 +379,9 @@ impl<C: Clock> Timeline<C> {
             device_uuid: step.span.map(|span| span.device_uuid),
             gpu,
             slots,
-        });
+        };
+        self.exchanges.step(&row);
+        self.out.steps.push(row);
     }
 }
 

@@ -179,7 +179,7 @@ fn ask(
     let mut random = Random::new(options.seed ^ (number + 1).wrapping_mul(0x5851_f42d_4c95_7f2d));
     let prompt_tokens = random.between(options.prompt_tokens.low, options.prompt_tokens.high);
     let max_tokens = random.between(options.output_tokens.low, options.output_tokens.high);
-    let prompt = "w ".repeat(prompt_tokens as usize);
+    let prompt = format!("{} ", options.prompt_word).repeat(prompt_tokens as usize);
     let body =
         json!({"model": "standin", "prompt": prompt, "max_tokens": max_tokens, "stream": true}).to_string();
     let request = format!(

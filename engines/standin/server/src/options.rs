@@ -176,6 +176,9 @@ pub(crate) struct Load {
     /// Tokens of the prompts, spread evenly over the orders of magnitude
     #[arg(long, default_value = "16-2000", value_name = "LOW-HIGH")]
     pub(crate) prompt_tokens: Range,
+    /// Word that the prompts are made of
+    #[arg(long, default_value = "w", value_name = "WORD")]
+    pub(crate) prompt_word: String,
     /// Tokens asked for, spread likewise
     #[arg(long, default_value = "8-200", value_name = "LOW-HIGH")]
     pub(crate) output_tokens: Range,

@@ -226,7 +226,7 @@ impl<'a> Tail<'a> {
 }
 
 /// UTF-8 without characters that steer a terminal, cut at a character boundary.
-fn clean(bytes: &[u8]) -> String {
+pub(crate) fn clean(bytes: &[u8]) -> String {
     let mut out = String::new();
     for c in String::from_utf8_lossy(bytes).chars() {
         let c = if steers(c) { char::REPLACEMENT_CHARACTER } else { c };
