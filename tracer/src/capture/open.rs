@@ -8,7 +8,7 @@ use super::folder::Folder;
 use super::meta::Meta;
 use super::raw::{Counter, Table};
 use super::reader::{Batches, Events};
-use crate::event::{Call, Mapping, Point, Process, Sample, Sched, Stack};
+use crate::event::{Call, HttpEnd, HttpWire, Mapping, Point, Process, Sample, Sched, Stack};
 use crate::symbol::SymbolFrame;
 use crate::timeline::rows::{Iteration, Request, Step, Token};
 use crate::timeline::tables::{self, LedgerRow, Tables};
@@ -81,6 +81,8 @@ tables! {
     mappings: Mapping;
     processes: Process;
     points: Point;
+    http_wires: HttpWire;
+    http_ends: HttpEnd;
     calls: Call;
 }
 
@@ -146,6 +148,8 @@ impl Capture {
             requests: self.requests()?.collect::<Result<_>>()?,
             tokens: self.tokens()?.collect::<Result<_>>()?,
             points,
+            http_wires: self.http_wires()?.collect::<Result<_>>()?,
+            http_ends: self.http_ends()?.collect::<Result<_>>()?,
             ledger: self.ledger()?.collect::<Result<_>>()?,
         })
     }

@@ -4,7 +4,7 @@ use super::picture::{Names, open, span_ns, subtitle, write};
 use crate::capture::Counter;
 use crate::event::ProcessId;
 use crate::latency;
-use crate::timeline::rows::Token;
+use crate::timeline::rows::{Source, Token};
 use crate::timeline::tables::Tables;
 use anyhow::{Context, Result};
 use clap::ValueEnum;
@@ -89,8 +89,8 @@ fn picture<'a>(tables: &Tables, names: &'a Names, by: By, latency: Option<Latenc
         By::TokenLog => Axis::LogTokenIndex,
     };
     let title = match by {
-        By::Time => latency.name(),
-        By::Token | By::TokenLog => format!("{}, by token index", latency.name()),
+        By::Time => latency.name(tables.source()),
+        By::Token | By::TokenLog => format!("{}, by token index", latency.name(tables.source())),
     };
     HeatmapInput {
         header: Header {
@@ -99,7 +99,7 @@ fn picture<'a>(tables: &Tables, names: &'a Names, by: By, latency: Option<Latenc
             simulated: tables.meta.simulated,
         },
         axis,
-        latency_name: latency.name(),
+        latency_name: latency.name(tables.source()),
         count_name: "tokens".to_owned(),
         points,
         losses: Vec::new(),
@@ -138,8 +138,8 @@ impl Latency {
         }
     }
 
-    fn name(self) -> String {
-        let named = |latency: latency::Latency| format!("{}: {}", latency.name(), latency.origin());
+    fn name(self, source: Option<Source>) -> String {
+        let named = |latency: latency::Latency| format!("{}: {}", latency.name(), latency.origin(source));
         match self {
             Self::Ttft => named(latency::Latency::Ttft),
             Self::Itl => named(latency::Latency::Itl),

@@ -2,6 +2,7 @@
 
 use super::picture::{open, subtitle, write};
 use crate::latency::{Distribution, Latencies, Latency};
+use crate::timeline::rows::Source;
 use crate::timeline::tables::Tables;
 use anyhow::{Context, Result};
 use flamegraphs::{Header, HistogramInput, Panel, Quantile};
@@ -40,14 +41,14 @@ fn picture(tables: &Tables) -> HistogramInput {
             subtitle: subtitle(tables, &[format!("{} requests", tables.requests.len())]),
             simulated: tables.meta.simulated,
         },
-        panels: DRAWN.map(|latency| panel(latency, latencies.get(latency))).into(),
+        panels: DRAWN.map(|latency| panel(latency, tables.source(), latencies.get(latency))).into(),
     }
 }
 
-fn panel(latency: Latency, distribution: &Distribution) -> Panel {
+fn panel(latency: Latency, source: Option<Source>, distribution: &Distribution) -> Panel {
     let quantile = |name: &str, value_ns| Quantile { name: name.to_owned(), value_ns };
     Panel {
-        name: format!("{}: {}", latency.name(), latency.origin()),
+        name: format!("{}: {}", latency.name(), latency.origin(source)),
         values: distribution.values().collect(),
         quantiles: vec![
             quantile("p50", distribution.quantile(0.5).value()),

@@ -1,5 +1,6 @@
 //! `tracer report`: what a capture says about latency, on one page.
 
+mod sockets;
 mod summary;
 
 use std::fmt::Write as _;
@@ -14,6 +15,7 @@ use super::units::{clean, count, duration, offset};
 use crate::capture::Capture;
 use crate::timeline::coverage::Coverage;
 use crate::timeline::rows::Unmatched;
+use sockets::{Sockets, Spread};
 use summary::{LatencyRow, LedgerLine, SlowToken, Summary};
 
 /// Show latencies, the slowest tokens and what was lost
@@ -70,6 +72,10 @@ fn text(summary: &Summary, style: Style) -> String {
     for (title, tokens) in lists.into_iter().filter(|(_, tokens)| !tokens.is_empty()) {
         section(title, style, &mut out);
         out.push_str(&slowest(tokens, summary.recording.started_ns).render(style));
+    }
+    if let Some(sockets) = &summary.sockets {
+        section("Sockets", style, &mut out);
+        of_sockets(sockets, style, &mut out);
     }
     if !summary.coverage.is_empty() {
         section("Probe points", style, &mut out);
@@ -190,11 +196,14 @@ fn counts(summary: &Summary, out: &mut String) {
     let _ = writeln!(out, "  {} tokens{rate}", count(counts.tokens));
     let batch =
         counts.mean_batch.map_or(String::new(), |batch| format!(", {batch:.1} requests in a batch (mean)"));
+    let iterations = match counts.iterations {
+        0 => String::new(),
+        n => format!(" in {} iterations", count(n)),
+    };
     let _ = writeln!(
         out,
-        "  {} steps in {} iterations{batch}; {} process{}",
+        "  {} steps{iterations}{batch}; {} process{}",
         count(counts.steps),
-        count(counts.iterations),
         count(counts.processes),
         if counts.processes == 1 { "" } else { "es" }
     );
@@ -241,6 +250,45 @@ fn name_of(token: &SlowToken) -> String {
 
 fn token_name(token: &SlowToken) -> String {
     if token.choice == 0 { token.index.to_string() } else { format!("{}/{}", token.choice, token.index) }
+}
+
+fn of_sockets(sockets: &Sockets, style: Style, out: &mut String) {
+    let optional = |value: Option<u64>| value.map_or("–".into(), duration);
+    let spread = |spread: &Spread| {
+        format!(
+            "n {}, p50 {}, p99 {}, max {}",
+            count(spread.n),
+            optional(spread.p50_ns),
+            optional(spread.p99_ns),
+            optional(spread.max_ns)
+        )
+    };
+    let Sockets { exchanges, cut, slow_clients, lag, held, held_long } = sockets;
+    let mut exchanges = format!("  {} exchanges", count(*exchanges));
+    for (n, what) in
+        [(*cut, "cut short by the end of their connection"), (*slow_clients, "with a slow client")]
+    {
+        if n > 0 {
+            let _ = write!(exchanges, ", {} {what}", count(n));
+        }
+    }
+    let _ = writeln!(out, "{exchanges}");
+    if lag.n > 0 {
+        let _ = writeln!(out, "  arrived → read (event-loop lag): {}", spread(lag));
+    }
+    if held.n > 0 {
+        let _ = writeln!(out, "  written → on the wire, where not at once: {}", spread(held));
+    }
+    if *held_long > 0 {
+        let advice = format!(
+            "  {} writes were held for a millisecond or more (Nagle's algorithm and a delayed ACK, or a full window): set \
+             TCP_NODELAY on the server's connections",
+            count(*held_long)
+        );
+        for line in wrap_words(&advice, WIDTH) {
+            let _ = writeln!(out, "{}", style.note(&line));
+        }
+    }
 }
 
 fn coverage(summary: &Summary, style: Style, out: &mut String) {

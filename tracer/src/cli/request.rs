@@ -102,6 +102,8 @@ struct Life<'a> {
 struct Piece<'a> {
     token: &'a Token,
     step: Option<&'a Step>,
+    /// Requests that the step served.
+    batch: Option<u64>,
     parts: Option<Parts>,
 }
 
@@ -110,10 +112,12 @@ impl<'a> Life<'a> {
         let mut tokens: Vec<&Token> =
             tables.tokens.iter().filter(|token| token.request == request.id).collect();
         tokens.sort_by_key(|token| (token.choice, token.index));
+        let batches = tables.batches();
         let steps: HashMap<u64, &Step> = tables.steps.iter().map(|step| (step.id, step)).collect();
         let piece = |token: &'a Token| {
             let step = token.step.and_then(|id| steps.get(&id)).copied();
-            Piece { token, step, parts: step.and_then(|step| Parts::of(token, step)) }
+            let batch = token.step.and_then(|id| batches.get(&id)).copied();
+            Piece { token, step, batch, parts: step.and_then(|step| Parts::of(token, step)) }
         };
         Self { request, tokens: tokens.into_iter().map(piece).collect() }
     }
@@ -184,7 +188,7 @@ fn timeline(life: &Life) -> Table {
     let gaps = life.tokens.iter().filter(|piece| piece.token.index > 0);
     let longest_gap = gaps.filter_map(|piece| piece.token.latency_ns).max().unwrap_or(0);
     let mut expected = (0, 0);
-    for Piece { token, step, parts } in &life.tokens {
+    for Piece { token, step, batch, parts } in &life.tokens {
         if token.choice != expected.0 {
             expected = (token.choice, 0);
         }
@@ -193,7 +197,7 @@ fn timeline(life: &Life) -> Table {
         }
         expected.1 = token.index.saturating_add(1);
         let scale = if token.index == 0 { token.latency_ns.unwrap_or(0) } else { longest_gap };
-        let batch = step.map(|step| format!("{}{}", step.slots.len(), if token.prefill { " P" } else { "" }));
+        let batch = batch.map(|batch| format!("{batch}{}", if token.prefill { " P" } else { "" }));
         table.push([
             index(token.choice, token.index),
             duration(token.delivered_ns.saturating_sub(life.request.received_ns)),
@@ -276,7 +280,7 @@ struct TokenDocument {
     iteration: Option<u64>,
     step: Option<u64>,
     step_duration_ns: Option<u64>,
-    batch: Option<usize>,
+    batch: Option<u64>,
     prefill: bool,
     parts: Option<Parts>,
 }
@@ -318,7 +322,7 @@ impl<'a> RequestDocument<'a> {
 
 impl TokenDocument {
     fn new(piece: &Piece) -> Self {
-        let Piece { token, step, parts } = piece;
+        let Piece { token, step, batch, parts } = piece;
         Self {
             choice: token.choice,
             index: token.index,
@@ -327,7 +331,7 @@ impl TokenDocument {
             iteration: token.iteration,
             step: token.step,
             step_duration_ns: step.and_then(Step::duration_ns),
-            batch: step.map(|step| step.slots.len()),
+            batch: *batch,
             prefill: token.prefill,
             parts: *parts,
         }

@@ -41,6 +41,8 @@ pub(crate) fn tables() -> Tables {
         requests: out.requests,
         tokens: out.tokens,
         points: Vec::new(),
+        http_wires: Vec::new(),
+        http_ends: Vec::new(),
         ledger: vec![row("vital_written", 12_345, false), row("vital_dropped", 0, true)],
     }
 }

@@ -9,7 +9,7 @@ pub use distribution::{Bin, Distribution, Quantile};
 
 use tracer_abi::mark::{FINISH_CANCELLED, FINISH_ERROR};
 
-use crate::timeline::rows::{Request, Step, Token};
+use crate::timeline::rows::{Request, Source, Step, Token};
 
 /// What a latency is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -46,14 +46,22 @@ impl Latency {
 
     /// From what to what it is measured, and by what.
     #[must_use]
-    pub const fn origin(self) -> &'static str {
-        match self {
-            Self::Ttft => "request received → token 0 (marks)",
-            Self::Itl => "token → next token (marks)",
-            Self::Tpot => "mean gap of a request (marks)",
-            Self::Step => "enqueue → GPU end, else host wait",
-            Self::GpuSpan => "begin → end event (injected)",
-            Self::E2e => "request received → done (marks)",
+    pub const fn origin(self, source: Option<Source>) -> &'static str {
+        match (self, source) {
+            (Self::Ttft, Some(Source::Mark)) => "request received → token 0 (marks)",
+            (Self::Itl, Some(Source::Mark)) => "token → next token (marks)",
+            (Self::Tpot, Some(Source::Mark)) => "mean gap of a request (marks)",
+            (Self::E2e, Some(Source::Mark)) => "request received → done (marks)",
+            (Self::Ttft, Some(Source::Socket)) => "arrived → token 0 written (sockets)",
+            (Self::Itl, Some(Source::Socket)) => "token written → next one (sockets)",
+            (Self::Tpot, Some(Source::Socket)) => "mean gap of a request (sockets)",
+            (Self::E2e, Some(Source::Socket)) => "arrived → answer done (sockets)",
+            (Self::Ttft, None) => "request → token 0 (marks and sockets)",
+            (Self::Itl, None) => "token → next token (marks and sockets)",
+            (Self::Tpot, None) => "mean gap of a request (marks and sockets)",
+            (Self::E2e, None) => "request → done (marks and sockets)",
+            (Self::Step, _) => "enqueue → GPU end, else host wait",
+            (Self::GpuSpan, _) => "begin → end event (injected)",
         }
     }
 }

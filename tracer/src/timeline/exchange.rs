@@ -182,13 +182,17 @@ impl<C: Clock> Timeline<C> {
         }
         let steps = self.exchanges.steps_for(origin.process);
         let mut rows = Vec::new();
-        let mut without_step = 0;
+        let first_ns = steps.and_then(|steps| steps.front()).map(|step| step.ended_ns);
+        let (mut without_step, mut before_steps) = (0, 0);
         for (choice, deliveries) in choices {
             let joined = steps.map(|steps| join(steps, received_ns, &deliveries)).unwrap_or_default();
             let mut before_ns = received_ns;
             for (number, (index, delivered_ns)) in deliveries.into_iter().enumerate() {
                 let (step, join) = joined.get(number).copied().flatten().unzip();
-                without_step += u64::from(step.is_none());
+                if step.is_none() {
+                    let is_old = first_ns.is_some_and(|first| delivered_ns < first);
+                    *(if is_old { &mut before_steps } else { &mut without_step }) += 1;
+                }
                 rows.push(Token {
                     request,
                     choice,
@@ -204,9 +208,10 @@ impl<C: Clock> Timeline<C> {
                 before_ns = delivered_ns;
             }
         }
-        if without_step > 0 {
-            self.counts
-                .add(Unmatched::TokenWithoutStep, origin, without_step, || format!("request {request}"));
+        let counts =
+            [(Unmatched::TokenWithoutStep, without_step), (Unmatched::BeforeFirstStep, before_steps)];
+        for (kind, count) in counts {
+            self.counts.add(kind, origin, count, || format!("request {request}"));
         }
         rows.sort_by_key(|token| (token.delivered_ns, token.choice, token.index));
         rows

@@ -57,6 +57,9 @@ pub(super) struct Program {
     pub(super) batches: HashMap<u64, IterationKey>,
     /// Begin of the first step that was seen.
     first_step_ns: Option<u64>,
+    /// Steps without a batch mark, while none was made at all: the program may make none.
+    batchless: u64,
+    has_batches: bool,
     /// The injected library times steps that begin from here on.
     injected_since_ns: Option<u64>,
 }
@@ -86,6 +89,9 @@ impl Program {
 
 impl<C: Clock> Timeline<C> {
     pub(super) fn batch(&mut self, origin: Origin, mark: mark::Batch) {
+        if self.programs.get(&origin.process).is_none_or(|program| !program.has_batches) {
+            self.first_batch(origin);
+        }
         let requests: Vec<u64> =
             mark.slots.iter().map(|slot| self.request_of(origin, slot.request)).collect();
         let thread = self.programs.entry(origin.process).or_default().thread(origin.tid);
@@ -338,6 +344,26 @@ impl<C: Clock> Timeline<C> {
             && (!self.finishing || thread().is_some_and(|thread| thread.last_span_ns > key.0))
     }
 
+    /// Counts a step that no batch mark preceded, once it is known that the program makes them.
+    fn step_without_batch(&mut self, origin: Origin) {
+        let program = self.programs.entry(origin.process).or_default();
+        if program.has_batches {
+            let name = || format!("step at {} ns", origin.time_ns);
+            self.counts.add(Unmatched::StepWithoutBatch, origin, 1, name);
+        } else {
+            program.batchless += 1;
+        }
+    }
+
+    /// The program makes batch marks: its steps without one count.
+    fn first_batch(&mut self, origin: Origin) {
+        let program = self.programs.entry(origin.process).or_default();
+        program.has_batches = true;
+        let before = std::mem::take(&mut program.batchless);
+        self.counts
+            .add(Unmatched::StepWithoutBatch, origin, before, || "steps before the first batch".to_owned());
+    }
+
     fn release_step(&mut self, key: StepKey) {
         let Some(step) = self.steps.remove(&key) else { return };
         let origin = Origin { time_ns: step.call.begin_ns, ..step.call.origin };
@@ -349,7 +375,7 @@ impl<C: Clock> Timeline<C> {
             self.counts.add(Unmatched::StepWithoutGpuSpan, origin, 1, || format!("step at {} ns", key.0));
         }
         if step.batch.is_none() {
-            self.counts.add(Unmatched::StepWithoutBatch, origin, 1, || format!("step at {} ns", key.0));
+            self.step_without_batch(origin);
         }
         let id = self.next_step;
         self.next_step += 1;

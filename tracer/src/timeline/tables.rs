@@ -1,7 +1,9 @@
 //! A recording's derived tables in memory: where capture reading and reporting meet.
 
-use super::rows::{Iteration, Request, Step, Token};
-use crate::event::{Point, ProcessId};
+use std::collections::{BTreeSet, HashMap};
+
+use super::rows::{Iteration, Request, Source, Step, Token};
+use crate::event::{HttpEnd, HttpWire, Point, ProcessId};
 
 /// Everything that `report` and `request` print comes from here.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -12,7 +14,35 @@ pub struct Tables {
     pub requests: Vec<Request>,
     pub tokens: Vec<Token>,
     pub points: Vec<Point>,
+    pub http_wires: Vec<HttpWire>,
+    pub http_ends: Vec<HttpEnd>,
     pub ledger: Vec<LedgerRow>,
+}
+
+impl Tables {
+    /// Requests that each step served: those of its batch, where marks tell; else those that got a token of it.
+    #[must_use]
+    pub fn batches(&self) -> HashMap<u64, u64> {
+        let mut served: HashMap<u64, BTreeSet<u64>> = HashMap::new();
+        for token in &self.tokens {
+            if let Some(step) = token.step {
+                served.entry(step).or_default().insert(token.request);
+            }
+        }
+        let of_step = |step: &Step| match step.slots.len() {
+            0 => served.get(&step.id).map(|requests| (step.id, requests.len() as u64)),
+            slots => Some((step.id, slots as u64)),
+        };
+        self.steps.iter().filter_map(of_step).collect()
+    }
+
+    /// Where requests and their tokens come from; `None`: from several places.
+    #[must_use]
+    pub fn source(&self) -> Option<Source> {
+        let mut sources = self.requests.iter().map(|request| request.source);
+        let first = sources.next().unwrap_or(Source::Mark);
+        sources.all(|source| source == first).then_some(first)
+    }
 }
 
 /// What, when and how was recorded.

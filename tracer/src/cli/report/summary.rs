@@ -4,12 +4,14 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde::Serialize;
 
+use super::sockets::Sockets;
+
 use crate::cli::parts::Parts;
 use crate::cli::units::{date_time, hex};
 use crate::event::ProcessId;
 use crate::latency::{Latencies, Latency};
 use crate::timeline::coverage::{self, Coverage};
-use crate::timeline::rows::{Request, Step, Token, Unmatched};
+use crate::timeline::rows::{Request, Source, Step, Token, Unmatched};
 use crate::timeline::tables::{LedgerRow, Meta, Tables};
 
 /// Share of the samples beyond a quantile that, if lost, makes it doubtful.
@@ -26,6 +28,8 @@ pub(crate) struct Summary {
     /// Gaps between tokens: of each step the slowest token. Then the slowest first tokens of requests.
     pub(crate) slowest_tokens: Vec<SlowToken>,
     pub(crate) slowest_first_tokens: Vec<SlowToken>,
+    /// What sockets tell of; `null` where nothing was seen on any.
+    pub(crate) sockets: Option<Sockets>,
     /// Probe points by process.
     pub(crate) coverage: Vec<Coverage>,
     pub(crate) ledger: Vec<LedgerLine>,
@@ -134,11 +138,13 @@ impl Summary {
         tables.steps.iter().for_each(|step| latencies.add_step(step));
         tables.requests.iter().for_each(|request| latencies.add_request(request));
         let gpu_times = GpuTimes::new(&tables.steps);
+        let source = tables.source();
         let row = |latency| LatencyRow {
-            origin: origin(latency, gpu_times.source),
+            origin: origin(latency, gpu_times.source, source),
             ..latency_row(latency, &latencies, &tables.ledger)
         };
         let slow = Slow::new(tables);
+        let sockets = Sockets::new(tables);
         Self {
             schema: "tracer.report/1",
             recording: Recording::new(&tables.meta),
@@ -147,6 +153,7 @@ impl Summary {
             counts: Counts::new(tables),
             slowest_tokens: slow.tokens(false, slowest),
             slowest_first_tokens: slow.tokens(true, slowest),
+            sockets,
             coverage: coverage::of(&tables.points, &tables.ledger),
             ledger: ledger(&tables.ledger),
         }
@@ -231,12 +238,12 @@ fn processes(tables: &Tables) -> u64 {
 }
 
 /// What this recording measured a latency by.
-fn origin(latency: Latency, gpu_times: &str) -> &'static str {
+fn origin(latency: Latency, gpu_times: &str, source: Option<Source>) -> &'static str {
     match (latency, gpu_times) {
         (Latency::Step, "injected") => "enqueue → GPU end (injected)",
         (Latency::Step, "host-observed") => "enqueue → host wait returns (probes)",
         (Latency::GpuSpan, "host-observed" | "none") => "host-observed only: no GPU times",
-        _ => latency.origin(),
+        _ => latency.origin(source),
     }
 }
 
@@ -249,7 +256,7 @@ fn latency_row(latency: Latency, latencies: &Latencies, ledger: &[LedgerRow]) ->
     let is_doubtful = |q: &f64| lost as f64 > DOUBT * n as f64 * (1.0 - q);
     LatencyRow {
         name: latency.name(),
-        origin: latency.origin(),
+        origin: "",
         n,
         p50_ns: quantile(0.5),
         p90_ns: quantile(0.9),
@@ -281,6 +288,8 @@ fn concerns(name: &str, latency: Latency) -> bool {
 struct Slow<'a> {
     tokens: &'a [Token],
     steps: HashMap<u64, &'a Step>,
+    /// Requests served, by step.
+    batches: HashMap<u64, u64>,
     requests: HashMap<u64, &'a Request>,
 }
 
@@ -289,6 +298,7 @@ impl<'a> Slow<'a> {
         Self {
             tokens: &tables.tokens,
             steps: tables.steps.iter().map(|step| (step.id, step)).collect(),
+            batches: tables.batches(),
             requests: tables.requests.iter().map(|request| (request.id, request)).collect(),
         }
     }
@@ -328,7 +338,7 @@ impl<'a> Slow<'a> {
             others: 0,
             delivered_ns: token.delivered_ns,
             step: token.step,
-            batch: step.map(|step| step.slots.len() as u64),
+            batch: token.step.and_then(|step| self.batches.get(&step)).copied(),
             prefill: token.prefill,
             step_duration_ns: step.and_then(Step::duration_ns),
             parts,

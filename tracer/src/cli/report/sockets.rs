@@ -1,0 +1,73 @@
+//! What sockets tell beyond tokens: where a request waited before the program read it, and an answer before it left.
+
+use serde::Serialize;
+
+use crate::{
+    event::HttpFinish,
+    latency::Distribution,
+    timeline::{rows::Source, tables::Tables},
+};
+
+/// Held bytes that left this long after they were handed over look like a delayed ACK: the kernel's shortest one is
+/// 40 ms (TCP_DELACK_MIN, include/net/tcp.h), less what had passed of it.
+const HELD_LONG_NS: u64 = 1_000_000;
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Sockets {
+    /// Exchanges that ended.
+    pub(crate) exchanges: u64,
+    /// The connection ended before the answer did.
+    pub(crate) cut: u64,
+    /// Exchanges in which the kernel refused writes, since the client read too slowly.
+    pub(crate) slow_clients: u64,
+    /// Bytes arrived → first byte read by the program.
+    pub(crate) lag: Spread,
+    /// Writes whose bytes were not sent at once: handed over → on the wire.
+    pub(crate) held: Spread,
+    /// Of these: held so long that the peer's delayed ACK is the likely cause.
+    pub(crate) held_long: u64,
+}
+
+/// Quantiles are `null` where fewer than ten samples lie beyond them.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Spread {
+    pub(crate) n: u64,
+    pub(crate) p50_ns: Option<u64>,
+    pub(crate) p99_ns: Option<u64>,
+    pub(crate) max_ns: Option<u64>,
+}
+
+impl Spread {
+    fn new(values: impl Iterator<Item = u64>) -> Self {
+        let mut distribution = Distribution::new();
+        values.for_each(|ns| distribution.record(ns));
+        Self {
+            n: distribution.count(),
+            p50_ns: distribution.quantile(0.5).value(),
+            p99_ns: distribution.quantile(0.99).value(),
+            max_ns: distribution.max(),
+        }
+    }
+}
+
+impl Sockets {
+    pub(crate) fn new(tables: &Tables) -> Option<Self> {
+        let ends = &tables.http_ends;
+        if ends.is_empty() && !tables.requests.iter().any(|request| request.source == Source::Socket) {
+            return None;
+        }
+        let lag = tables.requests.iter().filter_map(|request| {
+            // Without an arrival the two are the same.
+            request.read_ns?.checked_sub(request.received_ns).filter(|ns| *ns > 0)
+        });
+        let held = || tables.http_wires.iter().map(|wire| wire.origin.time_ns.saturating_sub(wire.sent_ns));
+        Some(Self {
+            exchanges: ends.len() as u64,
+            cut: ends.iter().filter(|end| end.finish == HttpFinish::Cut).count() as u64,
+            slow_clients: ends.iter().filter(|end| end.refused_writes > 0).count() as u64,
+            lag: Spread::new(lag),
+            held: Spread::new(held()),
+            held_long: held().filter(|ns| *ns >= HELD_LONG_NS).count() as u64,
+        })
+    }
+}
