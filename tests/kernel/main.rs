@@ -5,6 +5,7 @@ mod calls;
 mod faults;
 mod fixture;
 mod follow;
+mod http;
 mod marks;
 mod placement;
 mod sched;
@@ -42,6 +43,7 @@ fn trials() -> Vec<Trial> {
         sched::TESTS,
         marks::TESTS,
         truth::TESTS,
+        http::TESTS,
         sockets::TESTS,
         faults::TESTS,
         placement::TESTS,

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 const VERSION: &str = "0.13.2";
-const TARGETS: [&str; 4] = ["record", "library", "profile", "capture"];
+const TARGETS: [&str; 5] = ["record", "http", "library", "profile", "capture"];
 
 #[derive(Args)]
 pub(crate) struct Options {

@@ -20,6 +20,7 @@ use crate::{
     capture::{self, Meta, MetaProcess, Writer},
     event::{Event, Point},
     host_clock::monotonic_ns,
+    http,
     probe::{DRAIN_INTERVAL, INJECT_LIBRARY, Options, Progress, Session, Stopped, process, select::Watch},
     timeline::coverage,
 };
@@ -53,6 +54,9 @@ pub(crate) struct Args {
     /// Do not read HTTP from sockets: requests and tokens are known from marks only
     #[arg(long)]
     no_sockets: bool,
+    /// Header that names a request (repeatable) [default: x-request-id, x-correlation-id, request-id]
+    #[arg(long, value_name = "HEADER", conflicts_with = "no_sockets")]
+    id_header: Vec<String>,
     /// Off-CPU intervals shorter than this are not recorded
     #[arg(long, value_name = "TIME", value_parser = duration::parse)]
     min_off_cpu: Option<Duration>,
@@ -296,10 +300,18 @@ fn options(args: &Args) -> Options {
         sched: !args.no_sched,
         min_off_cpu_ns: args.min_off_cpu.map_or(0, |time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)),
         sockets: !args.no_sockets,
+        http: http_config(&args.id_header),
         follow: !args.no_follow,
         returns: !args.no_returns,
         log_kernel: args.log_kernel,
     }
+}
+
+fn http_config(id_headers: &[String]) -> http::Config {
+    if id_headers.is_empty() {
+        return http::Config::default();
+    }
+    http::Config { id_headers: id_headers.iter().map(|name| name.to_ascii_lowercase()).collect() }
 }
 
 fn meta(args: &Args, chosen: &target::Chosen) -> Meta {

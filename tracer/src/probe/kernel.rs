@@ -30,6 +30,7 @@ pub struct Options {
     pub min_off_cpu_ns: u64,
     /// HTTP requests and the tokens that are sent for them, from sockets.
     pub sockets: bool,
+    pub http: crate::http::Config,
     /// Children of targets become targets.
     pub follow: bool,
     /// Returns of functions are probed, where that is safe.
@@ -45,6 +46,7 @@ impl Default for Options {
             sched: true,
             min_off_cpu_ns: 0,
             sockets: true,
+            http: crate::http::Config::default(),
             follow: true,
             returns: true,
             log_kernel: false,
