@@ -255,6 +255,7 @@ columns!(Knot {
     device_ns: i64,
     host_raw_ns: i64,
     bound_ns: f64,
+    precision_ns: f64,
     width_ns: f64,
     quantum_ns: f64,
 });

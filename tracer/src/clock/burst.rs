@@ -1,7 +1,13 @@
 //! One burst of brackets as bounds on θ = host − device.
+//!
+//! A reading d is the device's time rounded down to its quantum q, and f32 rounded it once more by at most ε. It was
+//! taken between the host times h0 and h1. With the rate r of θ, a burst's readings bound θ at the device time d₀:
+//! `max_j (h0_j − d_j + r·(d₀ − d_j) − ε_j) − q ≤ θ(d₀) ≤ min_j (h1_j − d_j + r·(d₀ − d_j) + ε_j)`.
+//! Without r, a preemption of 5 ms inside a burst would move a bound by 1 µs at 210 ppm.
 
 use tracer_abi::mark::ClockReading;
 
+use super::quantum::grid_ns;
 use crate::event::mark::ClockBurst;
 
 /// Times beyond this (73 years) are no times; below it, sums and differences fit.
@@ -17,7 +23,8 @@ pub(super) fn ms_to_ns(ms: f32) -> f64 {
     f64::from(ms) * 1e6
 }
 
-/// Largest rounding error of f32 milliseconds, in ns: half a unit in the last place.
+/// Largest rounding error of f32 milliseconds, in ns: half a unit in the last place, 2^(⌊log2 ms⌋ − 24) ms. 31 ns
+/// up to a second, which is why bases are that close.
 pub(super) fn rounding_ns(ms: f32) -> f64 {
     let ms = ms.abs();
     (f64::from(ms.next_up()) - f64::from(ms)) / 2.0 * 1e6
@@ -25,7 +32,7 @@ pub(super) fn rounding_ns(ms: f32) -> f64 {
 
 /// One bracket: the device showed `device_ns` between two host times.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Reading {
+struct Reading {
     /// CLOCK_MONOTONIC_RAW ns.
     before_ns: i64,
     after_ns: i64,
@@ -56,10 +63,14 @@ impl Reading {
 /// A burst with at least one sane reading.
 #[derive(Clone, Debug)]
 pub(super) struct Burst {
+    /// Number of the base that it counts from.
+    pub(super) base: u32,
     base_ns: i64,
     /// What rounding may have added up to in `base_ns` since the chain began.
     pub(super) chain_rounding_ns: f64,
     pub(super) chain: u32,
+    /// Step of the device's clock.
+    pub(super) quantum_ns: f64,
     readings: Vec<Reading>,
     /// The reading with the shortest round trip: where the bounds are given.
     best: Reading,
@@ -84,7 +95,7 @@ impl Bounds {
     }
 }
 
-/// Where a segment counts from, so that floating point only ever sees differences.
+/// Where a segment counts from. Absolute times are integers; floating point only ever sees differences from here.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Origin {
     pub(super) device_ns: i64,
@@ -92,11 +103,43 @@ pub(super) struct Origin {
     pub(super) host_ns: i64,
 }
 
+impl Origin {
+    /// θ, relative to the origin's own, of a host time and a base.
+    pub(super) fn theta(&self, host_ns: i64, base_ns: i64) -> f64 {
+        ((host_ns - self.host_ns) - (base_ns - self.device_ns)) as f64
+    }
+}
+
+/// The base that a burst counts from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BaseTime {
+    /// Device time in ns since the first base of its chain.
+    pub(super) device_ns: i64,
+    /// What rounding may have added up to since then, in ns.
+    pub(super) rounding_ns: f64,
+    /// Bases whose distance is known. A lost re-base begins a new chain.
+    pub(super) chain: u32,
+}
+
 impl Burst {
-    pub(super) fn new(base_ns: i64, chain_rounding_ns: f64, chain: u32, burst: &ClockBurst) -> Option<Self> {
+    pub(super) fn new(base: &BaseTime, burst: &ClockBurst) -> Option<Self> {
         let readings: Vec<Reading> = burst.readings.iter().filter_map(Reading::new).collect();
         let best = readings.iter().copied().min_by_key(Reading::round_trip_ns)?;
-        Some(Self { base_ns, chain_rounding_ns, chain, readings, best })
+        Some(Self {
+            base: burst.base,
+            base_ns: base.device_ns,
+            chain_rounding_ns: base.rounding_ns,
+            chain: base.chain,
+            quantum_ns: 0.0,
+            readings,
+            best,
+        })
+    }
+
+    /// The grid of the readings so close to the base that f32 resolves single ns; see [`grid_ns`].
+    pub(super) fn grid_ns(&self) -> u64 {
+        let close = self.readings.iter().filter(|r| r.rounding_ns < 0.25 && r.elapsed_ns >= 1.0);
+        grid_ns(close.map(|reading| reading.elapsed_ns.round() as u64))
     }
 
     pub(super) fn origin(&self) -> Origin {
@@ -108,56 +151,26 @@ impl Burst {
         self.best.before_ns
     }
 
-    fn x(&self, reading: &Reading, origin: Origin) -> f64 {
-        (self.base_ns - origin.device_ns) as f64 + reading.elapsed_ns
+    /// Device time relative to the origin, in ns.
+    pub(super) fn x(&self, origin: Origin) -> f64 {
+        self.x_of(&self.best, origin)
     }
 
-    /// Bounds by the shortest round trip alone: needs no rate.
-    pub(super) fn best_bounds(&self, origin: Origin) -> Bounds {
-        let x = self.x(&self.best, origin);
-        let theta = |host_ns: i64| (host_ns - origin.host_ns) as f64 - x;
-        let rounding = self.best.rounding_ns;
-        Bounds { x, low: theta(self.best.before_ns) - rounding, high: theta(self.best.after_ns) + rounding }
+    fn x_of(&self, reading: &Reading, origin: Origin) -> f64 {
+        (self.base_ns - origin.device_ns) as f64 + reading.elapsed_ns
     }
 
     /// Bounds by all readings, projected with the rate of θ (ns per ns), which is right within `rate_slack`.
     pub(super) fn bounds(&self, origin: Origin, rate: f64, rate_slack: f64) -> Bounds {
-        let mut bounds = self.best_bounds(origin);
+        let x = self.x(origin);
+        let mut bounds = Bounds { x, low: f64::NEG_INFINITY, high: f64::INFINITY };
         for reading in &self.readings {
-            let x = self.x(reading, origin);
-            let theta = |host_ns: i64| (host_ns - origin.host_ns) as f64 - x;
-            let distance = bounds.x - x;
+            let distance = x - self.x_of(reading, origin);
+            let theta = |host_ns| origin.theta(host_ns, self.base_ns) - reading.elapsed_ns + rate * distance;
             let slack = reading.rounding_ns + rate_slack * distance.abs();
-            bounds.low = bounds.low.max(theta(reading.before_ns) + rate * distance - slack);
-            bounds.high = bounds.high.min(theta(reading.after_ns) + rate * distance + slack);
+            bounds.low = bounds.low.max(theta(reading.before_ns) - slack);
+            bounds.high = bounds.high.min(theta(reading.after_ns) + slack);
         }
         bounds
     }
-}
-
-/// Smallest quantum assumed where readings show none (they may show a multiple of it, which is safe).
-const FINEST_QUANTUM_NS: u64 = 32;
-/// Quantum assumed while too few readings say anything: the coarsest known.
-const COARSEST_QUANTUM_NS: u64 = 1_000;
-/// Readings needed to tell the quantum.
-const ENOUGH_READINGS: usize = 8;
-
-/// The step of the device's clock in ns, from readings so close to their base that f32 resolves single ns: the
-/// greatest common divisor, so never less than the true one for a quantum of whole ns.
-pub(super) fn quantum_ns(bursts: &[Burst]) -> f64 {
-    let readings = bursts.iter().flat_map(|burst| &burst.readings);
-    let mut close = 0;
-    let mut divisor = 0;
-    for reading in readings.filter(|reading| reading.rounding_ns < 0.25 && reading.elapsed_ns >= 1.0) {
-        close += 1;
-        divisor = gcd(divisor, reading.elapsed_ns.round() as u64);
-    }
-    if close < ENOUGH_READINGS {
-        return COARSEST_QUANTUM_NS as f64;
-    }
-    divisor.max(FINEST_QUANTUM_NS) as f64
-}
-
-fn gcd(a: u64, b: u64) -> u64 {
-    if b == 0 { a } else { gcd(b, a % b) }
 }

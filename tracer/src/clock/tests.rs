@@ -2,8 +2,9 @@ use proptest::prelude::*;
 use tracer_abi::mark::ClockReading;
 
 use super::sim::*;
+use super::burst::rounding_ns;
 use super::*;
-use crate::event::{MarkEvent, Origin};
+use crate::event::{Event, Mark, MarkEvent, Origin};
 
 fn fit(run: &Run) -> DeviceClock {
     DeviceClock::fit(run.bursts.iter().map(|burst| (PROCESS, burst)), &run.host)
@@ -215,7 +216,8 @@ fn a_suspend_ends_a_segment() {
         bracket.boottime_ns = Some(bracket.monotonic_ns + if i > 250 { 5_000_000_000 } else { 0 });
     }
     let segments = fit(&run).knots().map(|(_, knot)| knot.segment).max();
-    assert_eq!(segments, Some(2));
+    // Two bursts lie in the second in which it happened, and it may have been between them.
+    assert_eq!(segments, Some(3));
 }
 
 #[test]

@@ -41,6 +41,15 @@ use rows::{GpuTime, Iteration, Request, Step, Token, Unmatched};
 use step::{OpenStep, Program, StepKey};
 use tables::LedgerRow;
 
+/// Something that the host saw of a span on a GPU; CLOCK_MONOTONIC ns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Witness {
+    /// When the call that launched the span began: the span begins later.
+    LaunchBegan(u64),
+    /// When a wait that covers the span returned: the span ends earlier.
+    WaitReturned(u64),
+}
+
 /// Where the timeline learns when a GPU span was.
 pub trait Clock {
     /// Learns from an event; a clock that was fitted beforehand has nothing to learn.
@@ -48,6 +57,9 @@ pub trait Clock {
 
     /// The span on CLOCK_MONOTONIC, with its bound; `None` when it cannot be mapped.
     fn map(&mut self, process: ProcessId, span: &GpuSpan) -> Option<GpuTime>;
+
+    /// Learns what the host saw of a span: a map of clocks must agree with it.
+    fn witness(&mut self, _process: ProcessId, _span: &GpuSpan, _witness: Witness) {}
 }
 
 /// A clock that maps nothing: all times are host-observed.

@@ -6,7 +6,7 @@ use tracer_abi::mark::Slot;
 
 use super::iteration::{IterationKey, StepEnd};
 use super::rows::{Step, Unmatched};
-use super::{Clock, PointInfo, Timeline};
+use super::{Clock, PointInfo, Timeline, Witness};
 use crate::event::mark::{self, GpuSpan};
 use crate::event::{Call, CallEnd, Origin, ProcessId, Role};
 
@@ -28,6 +28,8 @@ pub(super) struct OpenStep {
     stream: u64,
     batch: Option<JoinedBatch>,
     observed_end_ns: Option<u64>,
+    /// That wait was for this step's stream, and so for this step (one for an event need not be).
+    observed_by_stream: bool,
     /// A host wait may still come.
     unobserved: bool,
     span: Option<GpuSpan>,
@@ -154,8 +156,16 @@ impl<C: Clock> Timeline<C> {
         if let Some(old) = too_old.and_then(|old| self.steps.get_mut(&old)) {
             old.unobserved = false;
         }
-        let step =
-            OpenStep { call: *call, end_ns, stream, batch, observed_end_ns: None, unobserved, span: None };
+        let step = OpenStep {
+            call: *call,
+            end_ns,
+            stream,
+            batch,
+            observed_end_ns: None,
+            observed_by_stream: false,
+            unobserved,
+            span: None,
+        };
         self.steps.insert(key, step);
     }
 
@@ -264,6 +274,7 @@ impl<C: Clock> Timeline<C> {
                 return true;
             }
             step.observed_end_ns = Some(call.end_ns);
+            step.observed_by_stream = stream.is_some();
             step.unobserved = false;
             false
         });
@@ -368,6 +379,9 @@ impl<C: Clock> Timeline<C> {
         let Some(step) = self.steps.remove(&key) else { return };
         let origin = Origin { time_ns: step.call.begin_ns, ..step.call.origin };
         let gpu = step.span.as_ref().and_then(|span| self.clock.map(origin.process, span));
+        if let (Some(span), Some(end_ns), true) = (&step.span, step.observed_end_ns, step.observed_by_stream) {
+            self.clock.witness(origin.process, span, Witness::WaitReturned(end_ns));
+        }
         if let (Some(span), None) = (&step.span, gpu) {
             self.counts.add(Unmatched::GpuSpanUnaligned, origin, 1, || format!("gpu span {}", span.sequence));
         }
