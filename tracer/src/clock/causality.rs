@@ -91,7 +91,8 @@ pub(super) fn apply(samples: &[Sample], segments: &mut [Segment], host: &HostMap
     let mut narrowed = segments.to_vec();
     for sample in trusted {
         let segment = Segment::holding(segments, sample.chain, sample.near_ns());
-        let number = segments.iter().position(|other| segment.is_some_and(|segment| std::ptr::eq(segment, other)));
+        let number =
+            segments.iter().position(|other| segment.is_some_and(|segment| std::ptr::eq(segment, other)));
         if let (Some(segment), Some(target)) = (segment, number.and_then(|number| narrowed.get_mut(number)))
             && let Some(bound) = sample.bound(segment, host)
         {

@@ -7,7 +7,7 @@
 //! since the reading was rounded down; ε for what f32 rounded off.
 
 use super::RawTime;
-use super::burst::Origin;
+use super::burst::{Bounds, Burst, Origin};
 use super::filter::PPM;
 
 const NS: f64 = 1e9;
@@ -57,6 +57,22 @@ pub(super) struct Node {
 }
 
 impl Node {
+    /// By a burst alone: in the middle of its bounds, with a uniform distribution's deviation; no rate is known.
+    pub(super) fn new(bounds: &Bounds, burst: &Burst) -> Self {
+        Self {
+            x: bounds.x,
+            theta: bounds.mid(),
+            rate: 0.0,
+            rho: 0.0,
+            low: bounds.low - burst.quantum_ns,
+            high: bounds.high,
+            width: bounds.width(),
+            sd_theta: bounds.width() / 12f64.sqrt(),
+            quantum: burst.quantum_ns,
+            chain_rounding: burst.chain_rounding_ns,
+        }
+    }
+
     /// The walls of this node `dx` away from it, when f32 may have rounded off `rounding` in between.
     pub(super) fn walls(&self, dx: f64, rate: f64, rho: f64, rounding: f64) -> (f64, f64) {
         let distance = dx.abs();
@@ -148,7 +164,13 @@ impl Segment {
     }
 
     /// Host time of the device time `base_ns + offset_ns`, of which f32 may have rounded off `rounding_ns`.
-    pub(super) fn map(&self, base_ns: i64, offset_ns: f64, rounding_ns: f64, chain_rounding: f64) -> Option<RawTime> {
+    pub(super) fn map(
+        &self,
+        base_ns: i64,
+        offset_ns: f64,
+        rounding_ns: f64,
+        chain_rounding: f64,
+    ) -> Option<RawTime> {
         let at = self.corridor(self.x(base_ns, offset_ns), chain_rounding)?;
         let fraction_ns = offset_ns + at.theta;
         let whole = fraction_ns.floor();

@@ -82,12 +82,6 @@ impl Measurement {
         };
         Self { z, variance, tight }
     }
-
-    /// While the floor is not known, only the interval is.
-    pub(super) fn uniform(bounds: &Bounds) -> Self {
-        let width = bounds.width();
-        Self { z: bounds.mid(), variance: SCATTER_NS * SCATTER_NS + width * width / 12.0, tight: false }
-    }
 }
 
 impl State {
@@ -258,7 +252,12 @@ impl Pass {
             if determinant <= 0.0 {
                 continue;
             }
-            let f = [state.var_theta + dt * state.cov, state.cov, state.cov + dt * state.var_rate, state.var_rate];
+            let f = [
+                state.var_theta + dt * state.cov,
+                state.cov,
+                state.cov + dt * state.var_rate,
+                state.var_rate,
+            ];
             let inverse = [predicted.var_rate, -predicted.cov, predicted.var_theta].map(|v| v / determinant);
             let c = [
                 f[0] * inverse[0] + f[1] * inverse[1],
@@ -302,7 +301,8 @@ mod tests {
 
     #[test]
     fn delays_on_one_way_do_not_pull() {
-        let delays: Vec<f64> = (0..120).map(|i| if i % 3 == 0 { 0.0 } else { 50e3 + 1e3 * f64::from(i) }).collect();
+        let delays: Vec<f64> =
+            (0..120).map(|i| if i % 3 == 0 { 0.0 } else { 50e3 + 1e3 * f64::from(i) }).collect();
         let bounds = line(0.0, &delays);
         for state in smooth(&bounds, &[0.0; 120], 0.0, 0.0) {
             assert!(state.theta.abs() < 150.0, "{state:?}");

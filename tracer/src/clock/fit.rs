@@ -23,8 +23,11 @@ pub(super) fn fit(bursts: &[Burst], host: &HostMap) -> (Vec<Segment>, u64) {
     let mut segments = Vec::with_capacity(tracker.segments.len());
     for (i, tracked) in tracker.segments.iter().enumerate() {
         // Bursts come in order of host time, and a segment counts from its first.
-        let is_of = |burst: &Burst| tracker.segments.get(i + 1).is_none_or(|next| burst.host_ns() < next.origin.host_ns);
-        let (stretch, later) = rest.split_at(rest.iter().position(|burst| !is_of(burst)).unwrap_or(rest.len()));
+        let is_of = |burst: &Burst| {
+            tracker.segments.get(i + 1).is_none_or(|next| burst.host_ns() < next.origin.host_ns)
+        };
+        let (stretch, later) =
+            rest.split_at(rest.iter().position(|burst| !is_of(burst)).unwrap_or(rest.len()));
         rest = later;
         segments.extend(smooth(tracked, stretch, &mut rejected));
     }
@@ -53,21 +56,11 @@ fn smooth(tracked: &Segment, stretch: &[Burst], rejected: &mut u64) -> Option<Se
     let next = states.iter().zip(&bounds).skip(1).map(Some).chain([None]);
     let nodes = states.iter().zip(&sane).zip(next).map(|((state, (bounds, burst)), next)| {
         let rate = next.map_or(state.rate, |(next, at)| (next.theta - state.theta) / (at.x - bounds.x) * NS);
-        Node {
-            x: bounds.x,
-            theta: state.theta,
-            rate,
-            rho: match tracked.rates {
-                Some((low, high)) => (high - rate).max(rate - low),
-                None => rho(state.sd_rate()),
-            },
-            low: bounds.low - burst.quantum_ns,
-            high: bounds.high,
-            width: bounds.width(),
-            sd_theta: state.sd_theta(),
-            quantum: burst.quantum_ns,
-            chain_rounding: burst.chain_rounding_ns,
-        }
+        let rho = match tracked.rates {
+            Some((low, high)) => (high - rate).max(rate - low),
+            None => rho(state.sd_rate()),
+        };
+        Node { theta: state.theta, rate, rho, sd_theta: state.sd_theta(), ..Node::new(bounds, burst) }
     });
     let Segment { chain, rates, .. } = *tracked;
     let mut segment = Segment { chain, origin, rates, nodes: nodes.collect() };

@@ -40,7 +40,8 @@ impl Quality {
         let knots: Vec<Knot> = segments.iter().flat_map(|segment| segment.knots(0)).collect();
         let bounds = sorted(knots.iter().map(|knot| knot.bound_ns));
         // θ = host − device: with dθ/dd = r, the device runs at 1/(1 + r) of the host's rate.
-        let rates = sorted(segments.iter().flat_map(|segment| segment.nodes.iter().map(|node| node.rate / PPM)));
+        let rates =
+            sorted(segments.iter().flat_map(|segment| segment.nodes.iter().map(|node| node.rate / PPM)));
         let rate_ppm = quantile(&rates, 0.5);
         Self {
             bursts: knots.len() as u64,

@@ -38,7 +38,9 @@ impl Bases {
         };
         let mut burst = Burst::new(&time, burst)?;
         let grid_ns = burst.grid_ns();
-        if grid_ns > 0 && let Some(base) = self.bases.get_mut(&burst.base) {
+        if grid_ns > 0
+            && let Some(base) = self.bases.get_mut(&burst.base)
+        {
             base.grid_ns = grid_ns;
             let mut recent: Vec<u64> =
                 self.bases.range(..=burst.base).rev().take(RECENT).map(|(_, base)| base.grid_ns).collect();

@@ -1,8 +1,8 @@
 use proptest::prelude::*;
 use tracer_abi::mark::ClockReading;
 
-use super::sim::*;
 use super::burst::rounding_ns;
+use super::sim::*;
 use super::*;
 use crate::event::{Event, Mark, MarkEvent, Origin};
 
@@ -61,7 +61,7 @@ fn device() -> impl Strategy<Value = Device> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
     fn the_bound_holds_and_everything_maps(device in device()) {

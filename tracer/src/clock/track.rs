@@ -19,6 +19,7 @@ pub(super) const RHO: f64 = 2.0 * PPM;
 const RHO_STEP: f64 = 8.0 * PPM;
 /// While bursts leave more than this open of the rate, nothing is taken as known of round trips but the bursts' own.
 const WARM: f64 = 3.0 * PPM;
+const WARM_BURSTS: usize = 256;
 const SUSPECT_SIGMAS: f64 = 4.0;
 const SUSPECT_NS: f64 = 2_000.0;
 const SUSPECTS: usize = 3;
@@ -38,20 +39,30 @@ pub(super) struct Tracker {
     pub(super) rejected: u64,
 }
 
-/// The newest segment's filter.
+/// What is known of the newest segment.
 #[derive(Clone, Debug)]
 struct Stretch {
     last: Burst,
+    /// `None` from when on the filter knows the rate better than this does.
+    warming: Option<Warming>,
     state: State,
     floor: Floor,
     half_floor: f64,
-    /// Least and greatest rate that all bursts allow; `None` once that is known well, and the filter knows it better.
-    rates: Option<(f64, f64)>,
     /// The newest burst was tight and as forecast.
     agreed: bool,
     /// The newest bursts, when they are tight and on one side of the forecast, and that side.
     suspects: Vec<Burst>,
     side: f64,
+}
+
+/// The first bursts of a segment. A filter would claim too much: it takes for noise, which averages out, what is the
+/// same delay each time. So only what is certain counts until that suffices.
+#[derive(Clone, Debug)]
+struct Warming {
+    /// Least and greatest rate, in ns/s, that the bursts allow.
+    low: f64,
+    high: f64,
+    bursts: Vec<(Bounds, Burst)>,
 }
 
 /// What became of a burst.
@@ -94,24 +105,31 @@ impl Tracker {
         }
         let mut floor = Floor::default();
         let half_floor = floor.half(&bounds);
-        let stretch = Stretch {
+        let warming =
+            Warming { low: -3.0 * START_RATE, high: 3.0 * START_RATE, bursts: vec![(bounds, burst.clone())] };
+        let nodes = vec![warming.node(&bounds, burst)];
+        self.segments.push(Segment {
+            chain: burst.chain,
+            origin,
+            rates: Some((warming.low, warming.high)),
+            nodes,
+        });
+        self.stretch = Some(Stretch {
             last: burst.clone(),
-            state: State::new(bounds.mid(), Measurement::uniform(&bounds).variance.sqrt(), 0.0, START_RATE),
+            warming: Some(warming),
+            state: State::new(bounds.mid(), bounds.width(), 0.0, START_RATE),
             floor,
             half_floor,
-            rates: Some((-3.0 * START_RATE, 3.0 * START_RATE)),
             agreed: false,
             suspects: Vec::new(),
             side: 0.0,
-        };
-        let nodes = vec![stretch.node(&bounds, burst)];
-        self.segments.push(Segment { chain: burst.chain, origin, rates: stretch.rates, nodes });
-        self.stretch = Some(stretch);
+        });
     }
 
     /// Forgets the oldest nodes beyond `most`.
     pub(super) fn forget_all_but(&mut self, most: usize) {
-        let mut excess = self.segments.iter().map(|segment| segment.nodes.len()).sum::<usize>().saturating_sub(most);
+        let mut excess =
+            self.segments.iter().map(|segment| segment.nodes.len()).sum::<usize>().saturating_sub(most);
         self.segments.retain_mut(|segment| {
             let gone = excess.min(segment.nodes.len());
             segment.nodes.drain(..gone);
@@ -130,28 +148,60 @@ impl Stretch {
 
     /// `None`: the burst contradicts itself.
     fn bounds(&self, burst: &Burst, origin: Origin) -> Option<Bounds> {
-        let slack = (RHO_STEP + self.rho()) / NS;
-        let bounds = burst.bounds(origin, self.state.rate / NS, slack);
+        let (rate, rho) =
+            self.warming.as_ref().map_or((self.state.rate, rho(self.state.sd_rate())), Warming::rate);
+        let bounds = burst.bounds(origin, rate / NS, (RHO_STEP + rho) / NS);
         (bounds.low - burst.quantum_ns <= bounds.high).then_some(bounds)
     }
 
     fn take(&mut self, burst: &Burst, bounds: &Bounds, segment: &mut Segment) -> Verdict {
         let Some(last) = segment.nodes.last() else { return Verdict::Taken };
-        let dt_ns = bounds.x - last.x;
-        let (low, high) = last.walls(dt_ns, last.rate, last.rho + RHO_STEP, 0.0);
-        let certain = (bounds.low - burst.quantum_ns, bounds.high);
-        if certain.0 > high || certain.1 < low || !self.narrow_rates(bounds.x, certain, segment) {
+        let (low, high) = last.walls(bounds.x - last.x, last.rate, last.rho + RHO_STEP, 0.0);
+        if bounds.low - burst.quantum_ns > high || bounds.high < low {
             return Verdict::Stepped(1);
         }
-        let mut predicted = self.state.predict(dt_ns, WANDER_LIVE);
         let half_floor = self.floor.half(bounds);
-        // A lower floor shows that what was taken for the middle before may have been off by the difference.
-        predicted.var_theta += (self.half_floor - half_floor).max(0.0).powi(2);
+        let fallen = (self.half_floor - half_floor).max(0.0);
         self.half_floor = half_floor;
-        let measurement = match self.rates {
-            None => Measurement::new(bounds, half_floor, predicted.theta, Some(predicted.var_theta)),
-            Some(_) => Measurement::uniform(bounds),
+        self.last = burst.clone();
+        let Some(warming) = &mut self.warming else {
+            return self.filter(burst, bounds, fallen, segment);
         };
+        if !warming.take(burst, bounds, segment) {
+            return Verdict::Stepped(1);
+        }
+        segment.rates = Some((warming.low, warming.high));
+        if warming.is_over() {
+            self.replay(segment);
+        }
+        Verdict::Taken
+    }
+
+    /// Begins to filter, with the bursts until now and what they say of the rate.
+    fn replay(&mut self, segment: &mut Segment) {
+        let Some(warming) = self.warming.take() else { return };
+        let tightest =
+            warming.bursts.iter().map(|(bounds, _)| bounds).min_by(|a, b| a.width().total_cmp(&b.width()));
+        let (Some(tightest), (rate, open)) = (tightest, warming.rate()) else { return };
+        let theta = tightest.mid() - rate * tightest.x / NS;
+        self.state = State::new(theta, tightest.width(), rate, open / 3.0);
+        segment.rates = None;
+        segment.nodes.clear();
+        for (bounds, burst) in &warming.bursts {
+            self.filter(burst, bounds, 0.0, segment);
+        }
+        self.suspects.clear();
+    }
+
+    /// `fallen`: by how much half the floor is lower than before.
+    fn filter(&mut self, burst: &Burst, bounds: &Bounds, fallen: f64, segment: &mut Segment) -> Verdict {
+        let dt_ns = segment.nodes.last().map_or(0.0, |last| bounds.x - last.x);
+        let mut predicted = self.state.predict(dt_ns, WANDER_LIVE);
+        // What was taken for the middle before may have been off by as much.
+        predicted.var_theta += fallen * fallen;
+        let measurement =
+            Measurement::new(bounds, self.half_floor, predicted.theta, Some(predicted.var_theta));
+        let certain = (bounds.low - burst.quantum_ns, bounds.high);
         if self.is_suspect(&measurement, &predicted) {
             self.suspects.push(burst.clone());
             if self.suspects.len() == SUSPECTS {
@@ -164,48 +214,14 @@ impl Stretch {
             self.agreed = measurement.tight;
             self.state = predicted.update(&measurement, certain);
         }
-        if let Some((low, high)) = self.rates {
-            self.state.rate = self.state.rate.clamp(low, high);
-        }
-        segment.push(self.node(bounds, burst));
-        segment.rates = self.rates;
-        self.last = burst.clone();
-        Verdict::Taken
-    }
-
-    /// Takes in what a burst's bounds and those before it say of the rate; false when no rate is left.
-    fn narrow_rates(&mut self, x: f64, certain: (f64, f64), segment: &Segment) -> bool {
-        let Some((mut low, mut high)) = self.rates else { return true };
-        for node in &segment.nodes {
-            let dt = (x - node.x) / NS;
-            low = low.max((certain.0 - node.high) / dt - RHO);
-            high = high.min((certain.1 - node.low) / dt + RHO);
-        }
-        self.rates = Some((low, high)).filter(|_| (high - low) / 2.0 - RHO > WARM);
-        low <= high
-    }
-
-    /// What the rate may be wrong by.
-    fn rho(&self) -> f64 {
-        match self.rates {
-            Some((low, high)) => (high - self.state.rate).max(self.state.rate - low),
-            None => rho(self.state.sd_rate()),
-        }
-    }
-
-    fn node(&self, bounds: &Bounds, burst: &Burst) -> Node {
-        Node {
-            x: bounds.x,
+        segment.push(Node {
             theta: self.state.theta,
             rate: self.state.rate,
-            rho: self.rho(),
-            low: bounds.low - burst.quantum_ns,
-            high: bounds.high,
-            width: bounds.width(),
+            rho: rho(self.state.sd_rate()),
             sd_theta: self.state.sd_theta(),
-            quantum: burst.quantum_ns,
-            chain_rounding: burst.chain_rounding_ns,
-        }
+            ..Node::new(bounds, burst)
+        });
+        Verdict::Taken
     }
 
     fn is_suspect(&mut self, measurement: &Measurement, predicted: &State) -> bool {
@@ -216,5 +232,37 @@ impl Stretch {
         let follows = if is_first { self.agreed } else { self.side == innovation.signum() };
         self.side = innovation.signum();
         is_off && follows
+    }
+}
+
+impl Warming {
+    /// The rate, and what it may be wrong by.
+    fn rate(&self) -> (f64, f64) {
+        (f64::midpoint(self.low, self.high), (self.high - self.low) / 2.0)
+    }
+
+    fn is_over(&self) -> bool {
+        self.rate().1 <= WARM + RHO || self.bursts.len() >= WARM_BURSTS
+    }
+
+    /// Takes in what a burst and those before it say of the rate; false when they allow none.
+    fn take(&mut self, burst: &Burst, bounds: &Bounds, segment: &mut Segment) -> bool {
+        let certain = (bounds.low - burst.quantum_ns, bounds.high);
+        for node in &segment.nodes {
+            let dt = (bounds.x - node.x) / NS;
+            self.low = self.low.max((certain.0 - node.high) / dt - RHO);
+            self.high = self.high.min((certain.1 - node.low) / dt + RHO);
+        }
+        if self.low > self.high {
+            return false;
+        }
+        self.bursts.push((*bounds, burst.clone()));
+        segment.push(self.node(bounds, burst));
+        true
+    }
+
+    fn node(&self, bounds: &Bounds, burst: &Burst) -> Node {
+        let (rate, rho) = self.rate();
+        Node { rate, rho, ..Node::new(bounds, burst) }
     }
 }

@@ -379,7 +379,8 @@ impl<C: Clock> Timeline<C> {
         let Some(step) = self.steps.remove(&key) else { return };
         let origin = Origin { time_ns: step.call.begin_ns, ..step.call.origin };
         let gpu = step.span.as_ref().and_then(|span| self.clock.map(origin.process, span));
-        if let (Some(span), Some(end_ns), true) = (&step.span, step.observed_end_ns, step.observed_by_stream) {
+        if let (Some(span), Some(end_ns), true) = (&step.span, step.observed_end_ns, step.observed_by_stream)
+        {
             self.clock.witness(origin.process, span, Witness::WaitReturned(end_ns));
         }
         if let (Some(span), None) = (&step.span, gpu) {
