@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use crate::random::SplitMix;
+
 /// Fewer paired measurements than this support no claim.
 pub const MIN_PAIRS: usize = 10;
 
@@ -41,7 +43,7 @@ pub struct Estimate {
 pub fn estimate(values: &[f64]) -> Option<Estimate> {
     let mut sorted = values.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
-    let mut random = SplitMix(SEED);
+    let mut random = SplitMix::new(SEED);
     let mut resample = vec![0.0; sorted.len()];
     let mut medians = Vec::with_capacity(RESAMPLES);
     for _ in 0..RESAMPLES {
@@ -102,24 +104,6 @@ impl Aim {
             true => Verdict::Met,
             false => Verdict::Missed,
         }
-    }
-}
-
-/// Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.
-struct SplitMix(u64);
-
-impl SplitMix {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// Evenly from 0 to `n` - 1, but for a bias below n / 2^64; 0 where `n` is 0.
-    fn below(&mut self, n: usize) -> usize {
-        ((u128::from(self.next()) * n as u128) >> 64) as usize
     }
 }
 

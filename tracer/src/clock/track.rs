@@ -11,8 +11,10 @@ use super::filter::{Floor, Measurement, PPM, State, WANDER_LIVE};
 use super::host::HostMap;
 
 const NS: f64 = 1e9;
-/// What is known of a rate before there are two bursts: crystals are right within 300 ppm (three σ).
-const START_RATE: f64 = 100.0 * PPM;
+/// What is known of a rate before there are two bursts: no crystals are that far apart.
+const UNKNOWN_RATES: (f64, f64) = (-300.0 * PPM, 300.0 * PPM);
+/// What a rate may be off by after its clock stepped: the crystal is still the same.
+const RHO_BEHIND_STEP: f64 = 20.0 * PPM;
 /// How much a rate may change between bursts. Crystals under changing load do so by less than 0.2 ppm/s.
 pub(super) const RHO: f64 = 2.0 * PPM;
 /// What is added to ρ before bounds are said to exclude each other.
@@ -77,10 +79,10 @@ impl Tracker {
     pub(super) fn push(&mut self, burst: &Burst, host: &HostMap) {
         let continues = self.stretch.as_ref().is_some_and(|stretch| stretch.is_continued_by(burst, host));
         let (Some(stretch), Some(segment)) = (&mut self.stretch, self.segments.last_mut()) else {
-            return self.begin(burst);
+            return self.begin(burst, UNKNOWN_RATES);
         };
         if !continues {
-            return self.begin(burst);
+            return self.begin(burst, UNKNOWN_RATES);
         }
         let Some(bounds) = stretch.bounds(burst, segment.origin) else {
             self.rejected += 1;
@@ -89,35 +91,33 @@ impl Tracker {
         if let Verdict::Stepped(count) = stretch.take(burst, &bounds, segment) {
             let behind = std::mem::take(&mut stretch.suspects);
             segment.nodes.truncate(segment.nodes.len() + 1 - count);
+            let rates = stretch.rates_behind_step();
             let older = behind.get(..count - 1).unwrap_or_default();
             for (i, burst) in older.iter().chain([burst]).enumerate() {
-                if i == 0 { self.begin(burst) } else { self.push(burst, host) }
+                if i == 0 { self.begin(burst, rates) } else { self.push(burst, host) }
             }
         }
     }
 
-    fn begin(&mut self, burst: &Burst) {
+    /// With the least and the greatest rate, in ns/s.
+    fn begin(&mut self, burst: &Burst, (low, high): (f64, f64)) {
         let origin = burst.origin();
-        let bounds = burst.bounds(origin, 0.0, 3.0 * START_RATE / NS);
+        let mut warming = Warming { low, high, bursts: Vec::new() };
+        let (rate, rho) = warming.rate();
+        let bounds = burst.bounds(origin, rate / NS, rho / NS);
         if bounds.low - burst.quantum_ns > bounds.high {
             self.rejected += 1;
             return;
         }
         let mut floor = Floor::default();
         let half_floor = floor.half(&bounds);
-        let warming =
-            Warming { low: -3.0 * START_RATE, high: 3.0 * START_RATE, bursts: vec![(bounds, burst.clone())] };
+        warming.bursts.push((bounds, burst.clone()));
         let nodes = vec![warming.node(&bounds, burst)];
-        self.segments.push(Segment {
-            chain: burst.chain,
-            origin,
-            rates: Some((warming.low, warming.high)),
-            nodes,
-        });
+        self.segments.push(Segment { chain: burst.chain, origin, rates: Some((low, high)), nodes });
         self.stretch = Some(Stretch {
             last: burst.clone(),
             warming: Some(warming),
-            state: State::new(bounds.mid(), bounds.width(), 0.0, START_RATE),
+            state: State::new(bounds.mid(), bounds.width(), rate, rho / 3.0),
             floor,
             half_floor,
             agreed: false,
@@ -175,6 +175,12 @@ impl Stretch {
             self.replay(segment);
         }
         Verdict::Taken
+    }
+
+    /// What is known of the rate when the clock stepped; nothing where it was not known before.
+    fn rates_behind_step(&self) -> (f64, f64) {
+        let open = RHO_BEHIND_STEP + rho(self.state.sd_rate());
+        self.warming.as_ref().map_or((self.state.rate - open, self.state.rate + open), |_| UNKNOWN_RATES)
     }
 
     /// Begins to filter, with the bursts until now and what they say of the rate.
