@@ -1,6 +1,8 @@
 //! What tracing costs: `cargo xtask bench`. Prints ratios of figures that are measured in turns within one run.
+//! And how right its clocks are: `cargo xtask bench --clock`.
 
 mod affinity;
+mod alignment;
 mod attach;
 mod bpftrace;
 mod clock;
@@ -49,6 +51,9 @@ struct Options {
     /// Where `cargo xtask test --real-libs` leaves libraries; without it what needs them is left out
     #[arg(long, value_name = "FOLDER")]
     real_libs: Option<PathBuf>,
+    /// Instead: how right the clocks are on a simulated device
+    #[arg(long)]
+    clock: bool,
     /// Write everything that was measured, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -92,6 +97,9 @@ struct Report<'a> {
 fn run(options: &Options) -> Result<()> {
     if let Some(cpu) = options.worker {
         return worker::run(cpu, options.library.as_deref());
+    }
+    if options.clock {
+        return alignment::run(options.quick, options.json.as_deref());
     }
     // SAFETY: a plain system call.
     ensure!(unsafe { libc::geteuid() } == 0, "probes need root");

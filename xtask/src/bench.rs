@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: what tracing costs on this machine.
+//! `cargo xtask bench`: what tracing costs on this machine, and how right its clocks are.
 
 use crate::command::{built, cargo, run as run_command};
 use crate::{real_libs, setup};
@@ -12,27 +12,38 @@ pub(crate) struct Options {
     /// Few short measurements: shows that everything works, supports no claim.
     #[arg(long)]
     quick: bool,
+    /// Instead: how right the clocks are on a simulated device; needs no root.
+    #[arg(long)]
+    clock: bool,
     /// Write everything that was measured, as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
-/// Sets up, builds (release) and measures. The benchmark leaves out, and says so, what it has no library or peer for.
+/// Sets up, builds (release) and measures. The clocks need no set-up; of the rest, the benchmark leaves out, and says so,
+/// what it has no library or peer for.
 ///
 /// # Errors
 /// Set-up, build or a measurement failed.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    setup::run()?;
-    run_command(cargo().args(["build", "--release", "--workspace"]).env("TRACER_EBPF", "require"))?;
-    for (what, brought) in
-        [("NVIDIA's driver", real_libs::fetch_driver()), ("bpftrace", setup::bring("bpftrace"))]
-    {
-        if let Err(error) = brought {
-            eprintln!("bench: nothing will be compared with {what}: {error:#}");
-        }
-    }
+    let mut build = cargo();
+    build.args(["build", "--release", "--workspace"]);
     let mut bench = Command::new(built("release").join("tracer-bench"));
-    bench.arg("--real-libs").arg(real_libs::cache());
+    if options.clock {
+        run_command(build.args(["--bin", "tracer-bench"]))?;
+        bench.arg("--clock");
+    } else {
+        setup::run()?;
+        run_command(build.env("TRACER_EBPF", "require"))?;
+        for (what, brought) in
+            [("NVIDIA's driver", real_libs::fetch_driver()), ("bpftrace", setup::bring("bpftrace"))]
+        {
+            if let Err(error) = brought {
+                eprintln!("bench: nothing will be compared with {what}: {error:#}");
+            }
+        }
+        bench.arg("--real-libs").arg(real_libs::cache());
+    }
     if options.quick {
         bench.arg("--quick");
     }

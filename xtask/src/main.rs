@@ -26,7 +26,8 @@ enum Task {
     Test(test::Options),
     /// Record a server on a simulated GPU under load, and leave a report and pictures in demo/.
     Demo(demo::Options),
-    /// Measure what probes and recordings cost, as ratios within one run; needs root and an otherwise idle machine.
+    /// Measure what probes and recordings cost, as ratios within one run (needs root and an otherwise idle machine), or
+    /// how right the clocks are.
     Bench(bench::Options),
     /// Fuzz the parsers of outside bytes.
     Fuzz(fuzz::Options),

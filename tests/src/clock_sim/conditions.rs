@@ -7,6 +7,7 @@ use super::{Config, Estimate, Noise, Recording, Simulation, Wander};
 
 /// Live clocks are judged from here on, in µs.
 const WARM_US: f64 = 6e6;
+const OURS: &str = "ours";
 
 /// What a clock of ours must be right within, in µs.
 #[derive(Clone, Copy, Debug, Default)]
@@ -46,6 +47,14 @@ pub struct Score {
     pub mapped: f64,
     /// Of every seed.
     pub segments: Vec<u32>,
+}
+
+impl Score {
+    /// Whether it is a clock of ours.
+    #[must_use]
+    pub fn is_ours(&self) -> bool {
+        self.clock == OURS
+    }
 }
 
 impl Condition {
@@ -121,7 +130,7 @@ impl Condition {
     /// How ours do, and with `classic` how the others do beside them.
     #[must_use]
     pub fn scores(&self, classic: bool) -> Vec<Score> {
-        let mut ours = [Tally::new("ours", false), Tally::new("ours", true)];
+        let mut ours = [Tally::new(OURS, false), Tally::new(OURS, true)];
         let mut others = Classic::ALL.map(|classic| Tally::new(classic.name(), classic.is_live()));
         for seed in 0..self.seeds {
             let simulation = Simulation::new(Config { seed, ..self.config });
@@ -276,7 +285,7 @@ mod tests {
     fn one_line_for_a_recording_is_tens_of_microseconds_wrong() {
         let config = Config { seconds: 300.0, wander: Wander::Thermal, queries: 1_000, ..Config::default() };
         let scores = Condition::new("thermal", config).scores(true);
-        for score in scores.iter().filter(|score| score.clock != "ours" && !score.live) {
+        for score in scores.iter().filter(|score| !score.is_ours() && !score.live) {
             assert!(score.max_us > 20.0, "{score:?}");
         }
     }
