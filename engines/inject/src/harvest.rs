@@ -23,10 +23,10 @@ const BURST_NS: u64 = 500_000_000;
 const EARLY_BURST_NS: u64 = 250_000_000;
 const EARLY_BURSTS: u32 = 2;
 /// Age at which a base is replaced, ns: the f32 milliseconds from an older one are too coarse (31 ns at 1 s). A little
-/// less than two bursts, so that the second one always replaces it.
-const REBASE_NS: u64 = 950_000_000;
+/// less than the time between bursts, so that each replaces it and shows the clock's quantum.
+const REBASE_NS: u64 = 450_000_000;
 /// Bases that are kept for steps that began before the newest.
-const MAX_BASES: usize = 8;
+const MAX_BASES: usize = 16;
 /// How long one reading may take, ns: spinning first, then sleeping in between.
 const SPIN_NS: u64 = 1_000_000;
 const READING_NS: u64 = 50_000_000;

@@ -122,7 +122,7 @@ impl<'a> Recording<'a> {
         let mut clock = DeviceClock::fit(self.bursts.iter().map(|burst| (PROCESS, burst)), &self.host);
         let estimates =
             self.simulation.queries.iter().filter_map(|host| self.ask(&mut clock, *host)).collect();
-        let quality = clock.quality().next().map_or_else(Quality::default, |(_, quality)| quality);
+        let quality = clock.quality().next().map_or_else(Quality::default, |clock| clock.quality);
         (estimates, quality)
     }
 
@@ -145,7 +145,7 @@ impl<'a> Recording<'a> {
             }
             estimates.extend(self.ask(&mut clock, query));
         }
-        let quality = clock.quality().next().map_or_else(Quality::default, |(_, quality)| quality);
+        let quality = clock.quality().next().map_or_else(Quality::default, |clock| clock.quality);
         (estimates, quality)
     }
 }

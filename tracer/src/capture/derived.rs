@@ -2,7 +2,7 @@
 
 use super::column::{columns, via, words};
 use super::raw::Table;
-use crate::clock::{Knot, SeriesKey};
+use crate::clock::{ClockQuality, Knot, Quality, SeriesKey};
 use crate::event::{CallEnd, ProcessId, Sched, StackId};
 use crate::symbol::{FrameKind, SymbolFrame};
 use crate::timeline::rows::{GpuTime, Iteration, Join, Request, Source, Step, Token};
@@ -261,6 +261,20 @@ columns!(Knot {
 });
 columns!(ClockKnot { series: SeriesKey, knot: Knot });
 
+columns!(Quality {
+    bursts: u64,
+    bursts_rejected: u64,
+    segments: u32,
+    median_bound_ns: u64,
+    p99_bound_ns: u64,
+    precision_ns: u64,
+    drift_ppm: f64,
+    quantum_ns: u64,
+    causality_samples: u64,
+    causality_violations: u64,
+});
+columns!(ClockQuality { series: SeriesKey, quality: Quality });
+
 columns!(SymbolFrame {
     stack: StackId,
     position: u32,
@@ -287,6 +301,7 @@ tables! {
     Token = "tokens";
     OffCpu = "offcpu";
     ClockKnot = "clock";
+    ClockQuality = "clock_quality";
     SymbolFrame = "frames";
     LedgerRow = "ledger";
 }

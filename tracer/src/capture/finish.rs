@@ -13,7 +13,7 @@ use super::meta::{Meta, boot_id};
 use super::raw::{Counter, Marked, Table, for_each_event_table};
 use super::reader::{Batches, Events, Torn};
 use super::table::TableFile;
-use crate::clock::DeviceClock;
+use crate::clock::{ClockQuality, DeviceClock};
 use crate::event::mark;
 use crate::event::{
     Call, Event, HostClock, HttpBegin, HttpEnd, HttpSend, HttpWire, Mapping, Point, Process, ProcessId,
@@ -162,6 +162,9 @@ fn derive(folder: &Folder, rows: &mut BTreeMap<&'static str, u64>) -> Result<Der
     let mut clock = TableFile::<ClockKnot>::begin(folder)?;
     timeline.clock().knots().try_for_each(|(series, knot)| clock.push(&ClockKnot { series, knot }))?;
     rows.insert(ClockKnot::NAME, clock.commit()?);
+    let mut quality = TableFile::<ClockQuality>::begin(folder)?;
+    timeline.clock().quality().try_for_each(|row| quality.push(&row))?;
+    rows.insert(ClockQuality::NAME, quality.commit()?);
     Ok(Derived { ledger: timeline.ledger(), examples: timeline.examples().to_vec(), simulated, last_ns })
 }
 
@@ -175,6 +178,10 @@ fn fit_clock(folder: &Folder) -> Result<DeviceClock> {
     let mut bursts = Batches::<Marked<mark::ClockBurst>>::open(folder)?;
     while let Some(rows) = bursts.next_rows()? {
         rows.iter().for_each(|burst| clock.learn(burst.origin.process, &burst.mark));
+    }
+    let mut spans = Batches::<Marked<mark::GpuSpan>>::open(folder)?;
+    while let Some(rows) = spans.next_rows()? {
+        rows.iter().for_each(|span| clock.learn_launch(span.origin.process, &span.mark));
     }
     Ok(clock)
 }

@@ -8,6 +8,7 @@ use super::folder::Folder;
 use super::meta::Meta;
 use super::raw::{Counter, Table};
 use super::reader::{Batches, Events};
+use crate::clock::ClockQuality;
 use crate::event::{Call, HttpEnd, HttpWire, Mapping, Point, Process, Sample, Sched, Stack};
 use crate::symbol::SymbolFrame;
 use crate::timeline::rows::{Iteration, Request, Step, Token};
@@ -72,6 +73,8 @@ tables! {
     offcpu: OffCpu;
     /// The curves that map the devices' clocks, by series and time.
     clock: ClockKnot;
+    /// How good each of them is.
+    clock_quality: ClockQuality;
     /// By stack, leaf first.
     frames: SymbolFrame;
     ledger: LedgerRow;
@@ -150,6 +153,7 @@ impl Capture {
             points,
             http_wires: self.http_wires()?.collect::<Result<_>>()?,
             http_ends: self.http_ends()?.collect::<Result<_>>()?,
+            clocks: self.clock_quality()?.collect::<Result<_>>()?,
             ledger: self.ledger()?.collect::<Result<_>>()?,
         })
     }

@@ -16,7 +16,7 @@ use crate::capture::Capture;
 use crate::timeline::coverage::Coverage;
 use crate::timeline::rows::Unmatched;
 use sockets::{Sockets, Spread};
-use summary::{LatencyRow, LedgerLine, SlowToken, Summary};
+use summary::{ClockLine, LatencyRow, LedgerLine, SlowToken, Summary};
 
 /// Show latencies, the slowest tokens and what was lost
 #[derive(Debug, clap::Args)]
@@ -63,6 +63,11 @@ fn text(summary: &Summary, style: Style) -> String {
     section("Latency", style, &mut out);
     out.push_str(&latencies(summary).render(style));
     doubts(summary, style, &mut out);
+    if !summary.clocks.is_empty() {
+        section("Device clocks", style, &mut out);
+        out.push_str(&clocks(&summary.clocks).render(style));
+        violations(&summary.clocks, style, &mut out);
+    }
     section("Counts", style, &mut out);
     counts(summary, &mut out);
     let lists = [
@@ -173,6 +178,50 @@ fn doubts(summary: &Summary, style: Style, out: &mut String) {
 
 fn has_gap(row: &LatencyRow) -> bool {
     [row.p50_ns, row.p90_ns, row.p99_ns, row.p999_ns].contains(&None)
+}
+
+/// One line a clock; in a recording of many, those that are known worst.
+fn clocks(clocks: &[ClockLine]) -> Table {
+    use Side::{Left, Right};
+    const MOST: usize = 16;
+    let mut table = Table::new([
+        ("device", Left),
+        ("process", Right),
+        ("epoch", Right),
+        ("segments", Right),
+        ("bound p50", Right),
+        ("bound p99", Right),
+        ("drift", Right),
+        ("quantum", Right),
+        ("violations", Right),
+    ]);
+    let mut worst: Vec<&ClockLine> = clocks.iter().collect();
+    worst.sort_by_key(|clock| std::cmp::Reverse((clock.causality_violations, clock.median_bound_ns)));
+    for clock in worst.into_iter().take(MOST) {
+        table.push([
+            clean(&clock.device_uuid, 9),
+            clock.tgid.to_string(),
+            clock.epoch.to_string(),
+            count(clock.segments.into()),
+            duration(clock.median_bound_ns),
+            duration(clock.p99_bound_ns),
+            format!("{:+.2} ppm", clock.drift_ppm),
+            duration(clock.quantum_ns),
+            format!("{} of {}", count(clock.causality_violations), count(clock.causality_samples)),
+        ]);
+    }
+    table
+}
+
+fn violations(clocks: &[ClockLine], style: Style, out: &mut String) {
+    let violations: u64 = clocks.iter().map(|clock| clock.causality_violations).sum();
+    if violations > 0 {
+        let line = format!(
+            "  {} launches or waits contradict the GPU times: a bound is wrong, or they are not of that step",
+            count(violations)
+        );
+        let _ = writeln!(out, "{}", style.alarm(&cut(&line, WIDTH)));
+    }
 }
 
 fn counts(summary: &Summary, out: &mut String) {

@@ -1,5 +1,7 @@
 //! Tables of a synthetic recording.
 
+use crate::clock::{ClockQuality, Quality, SeriesKey};
+use crate::event::ProcessId;
 use crate::timeline::tables::{LedgerRow, Meta, Tables};
 use crate::timeline::testing::{EnqueueClock, Plan, run};
 use crate::timeline::{Config, Timeline};
@@ -23,6 +25,26 @@ pub(crate) fn tables() -> Tables {
     timeline.finish();
     let out = timeline.drain();
     let ended_ns = out.tokens.iter().map(|token| token.delivered_ns).max().unwrap_or(0);
+    let clock = ClockQuality {
+        series: SeriesKey {
+            process: ProcessId { tgid: 10, start_ticks: 1 },
+            device_uuid: [0xab; 16],
+            context: 1,
+            epoch: 0,
+        },
+        quality: Quality {
+            bursts: 120,
+            bursts_rejected: 0,
+            segments: 1,
+            median_bound_ns: 4_900,
+            p99_bound_ns: 5_800,
+            precision_ns: 90,
+            drift_ppm: -210.25,
+            quantum_ns: 500,
+            causality_samples: 1_000,
+            causality_violations: 0,
+        },
+    };
     let row = |name: &str, count, loss| LedgerRow { process: None, name: name.into(), count, loss };
     Tables {
         meta: Meta {
@@ -43,6 +65,7 @@ pub(crate) fn tables() -> Tables {
         points: Vec::new(),
         http_wires: Vec::new(),
         http_ends: Vec::new(),
+        clocks: vec![clock],
         ledger: vec![row("vital_written", 12_345, false), row("vital_dropped", 0, true)],
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::SeriesKey;
 use super::causality::Count;
 use super::host::HostMap;
-use super::quality::Quality;
+use super::quality::{ClockQuality, Quality};
 use super::series::Bases;
 use super::track::Tracker;
 use crate::event::mark::{ClockBurst, GpuSpan};
@@ -59,10 +59,10 @@ impl LiveClock {
     }
 
     /// How good each clock has been over the last two minutes.
-    pub fn quality(&self) -> impl Iterator<Item = (SeriesKey, Quality)> {
+    pub fn quality(&self) -> impl Iterator<Item = ClockQuality> {
         self.series.iter().map(|(key, series)| {
             let quality = Quality::of(&series.tracker.segments);
-            (*key, quality.with(series.tracker.rejected, series.causality))
+            ClockQuality { series: *key, quality: quality.with(series.tracker.rejected, series.causality) }
         })
     }
 }

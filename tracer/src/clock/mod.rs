@@ -48,7 +48,7 @@ pub use curve::Knot;
 use curve::Segment;
 use host::HostMap;
 pub use live::LiveClock;
-pub use quality::Quality;
+pub use quality::{ClockQuality, Quality};
 use series::Bases;
 
 /// One device clock as one process sees it.
@@ -153,11 +153,12 @@ impl DeviceClock {
     }
 
     /// How good each clock is.
-    pub fn quality(&mut self) -> impl Iterator<Item = (SeriesKey, Quality)> {
+    pub fn quality(&mut self) -> impl Iterator<Item = ClockQuality> {
         let host = &self.host;
         self.series.iter_mut().map(move |(key, series)| {
             let fitted = series.fitted(host);
-            (*key, Quality::of(&fitted.segments).with(fitted.rejected, fitted.causality))
+            let quality = Quality::of(&fitted.segments).with(fitted.rejected, fitted.causality);
+            ClockQuality { series: *key, quality }
         })
     }
 }

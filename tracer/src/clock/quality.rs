@@ -1,5 +1,6 @@
 //! How good the clocks of a recording are, in figures.
 
+use super::SeriesKey;
 use super::causality::Count;
 use super::curve::{Knot, Segment};
 use super::filter::PPM;
@@ -24,6 +25,13 @@ pub struct Quality {
     /// Launches and waits that were compared with the map, and those that it cannot explain (as it should be: 0).
     pub causality_samples: u64,
     pub causality_violations: u64,
+}
+
+/// The [`Quality`] of each series.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ClockQuality {
+    pub series: SeriesKey,
+    pub quality: Quality,
 }
 
 impl Quality {

@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use super::rows::{Iteration, Request, Source, Step, Token};
+use crate::clock::ClockQuality;
 use crate::event::{HttpEnd, HttpWire, Point, ProcessId};
 
 /// Everything that `report` and `request` print comes from here.
@@ -16,6 +17,8 @@ pub struct Tables {
     pub points: Vec<Point>,
     pub http_wires: Vec<HttpWire>,
     pub http_ends: Vec<HttpEnd>,
+    /// Of the devices; none where no library was injected.
+    pub clocks: Vec<ClockQuality>,
     pub ledger: Vec<LedgerRow>,
 }
 

@@ -8,6 +8,7 @@ use super::sockets::Sockets;
 
 use crate::cli::parts::Parts;
 use crate::cli::units::{date_time, hex};
+use crate::clock::ClockQuality;
 use crate::event::ProcessId;
 use crate::latency::{Latencies, Latency};
 use crate::timeline::coverage::{self, Coverage};
@@ -23,6 +24,8 @@ pub(crate) struct Summary {
     pub(crate) schema: &'static str,
     pub(crate) recording: Recording,
     pub(crate) gpu_times: GpuTimes,
+    /// Of the devices, where times are injected.
+    pub(crate) clocks: Vec<ClockLine>,
     pub(crate) latencies: Vec<LatencyRow>,
     pub(crate) counts: Counts,
     /// Gaps between tokens: of each step the slowest token. Then the slowest first tokens of requests.
@@ -60,6 +63,32 @@ pub(crate) struct GpuTimes {
     /// Of the injected ones: what they are right within.
     pub(crate) median_bound_ns: Option<u64>,
     pub(crate) max_bound_ns: Option<u64>,
+}
+
+/// How well a device's clock is known.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct ClockLine {
+    pub(crate) tgid: u32,
+    pub(crate) device_uuid: String,
+    pub(crate) context: u64,
+    /// A new one begins where the context or the driver's events were lost.
+    pub(crate) epoch: u32,
+    pub(crate) bursts: u64,
+    /// Bursts that contradicted themselves.
+    pub(crate) bursts_rejected: u64,
+    /// Uninterrupted stretches.
+    pub(crate) segments: u32,
+    /// What times are right within, at the bursts.
+    pub(crate) median_bound_ns: u64,
+    pub(crate) p99_bound_ns: u64,
+    /// Median standard deviation that the filter claims; no error.
+    pub(crate) precision_ns: u64,
+    /// Rate by which the device is faster than CLOCK_MONOTONIC_RAW.
+    pub(crate) drift_ppm: f64,
+    pub(crate) quantum_ns: u64,
+    /// Launches and waits that were compared with GPU times, and those that contradict them.
+    pub(crate) causality_samples: u64,
+    pub(crate) causality_violations: u64,
 }
 
 /// One row of the latency table; a quantile is `null` where fewer than ten samples lie beyond it.
@@ -150,6 +179,7 @@ impl Summary {
             recording: Recording::new(&tables.meta),
             latencies: Latency::ALL.into_iter().map(row).collect(),
             gpu_times,
+            clocks: tables.clocks.iter().map(ClockLine::new).collect(),
             counts: Counts::new(tables),
             slowest_tokens: slow.tokens(false, slowest),
             slowest_first_tokens: slow.tokens(true, slowest),
@@ -200,6 +230,28 @@ impl GpuTimes {
             steps_host_observed: observed,
             median_bound_ns: bounds.get(bounds.len() / 2).copied(),
             max_bound_ns: bounds.last().copied(),
+        }
+    }
+}
+
+impl ClockLine {
+    fn new(clock: &ClockQuality) -> Self {
+        let ClockQuality { series, quality } = clock;
+        Self {
+            tgid: series.process.tgid,
+            device_uuid: hex(&series.device_uuid),
+            context: series.context,
+            epoch: series.epoch,
+            bursts: quality.bursts,
+            bursts_rejected: quality.bursts_rejected,
+            segments: quality.segments,
+            median_bound_ns: quality.median_bound_ns,
+            p99_bound_ns: quality.p99_bound_ns,
+            precision_ns: quality.precision_ns,
+            drift_ppm: quality.drift_ppm,
+            quantum_ns: quality.quantum_ns,
+            causality_samples: quality.causality_samples,
+            causality_violations: quality.causality_violations,
         }
     }
 }

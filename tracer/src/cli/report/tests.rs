@@ -23,6 +23,8 @@ fn a_page() {
         "comm server  simulated GPU",
         "2026-11-30T00:53:20.000Z on node-1",
         "GPU times: injected (simulated GPU); bound 1 ns (worst 1 ns)",
+        "abababab…       10      0         1    4.90 µs    5.80 µs  -210.25 ppm   500 ns",
+        "0 of 1 000",
         "40 requests\n",
         "1 000 tokens",
         "nothing lost",
@@ -92,6 +94,17 @@ fn without_injected_times_the_page_says_so() {
 }
 
 #[test]
+fn contradicted_clocks_are_loud() {
+    let mut tables = tables();
+    assert!(!page(&tables).contains("contradict"));
+    tables.clocks[0].quality.causality_violations = 3;
+    let text = page(&tables);
+    assert!(text.contains("3 of 1 000") && text.contains("3 launches or waits contradict"), "{text}");
+    tables.clocks.clear();
+    assert!(!page(&tables).contains("Device clocks"));
+}
+
+#[test]
 fn json() {
     let json = serde_json::to_value(Summary::new(&tables(), 3)).unwrap();
     assert_eq!(json["schema"], "tracer.report/1");
@@ -99,6 +112,8 @@ fn json() {
     assert_eq!(json["latencies"][0]["name"], "ttft");
     assert!(json["latencies"][0]["p50_ns"].is_u64() && json["latencies"][0]["p99_ns"].is_null());
     assert_eq!(json["recording"]["simulated_gpu"], true);
+    assert_eq!(json["clocks"][0]["median_bound_ns"], 4_900);
+    assert_eq!(json["clocks"][0]["device_uuid"], "ab".repeat(16));
     let sorted: Vec<u64> = json["slowest_tokens"]
         .as_array()
         .unwrap()
