@@ -73,8 +73,8 @@ impl Condition {
             Self::still("standard, thermal, q 32 ns", still(Standard, 0.032, Thermal)),
             Self::still("standard, thermal, q 0.5 µs", still(Standard, 0.5, Thermal)),
             Self::new("standard, thermal, q 1 µs", still(Standard, 1.0, Thermal)).bounded(),
-            Self::busy("busy, thermal", still(Busy, 0.5, Thermal)),
-            Self::busy("awful, thermal", still(Awful, 0.5, Thermal)),
+            Self::busy("busy, thermal", still(Busy, 0.5, Thermal), 4.0),
+            Self::busy("awful, thermal", still(Awful, 0.5, Thermal), 5.0),
             Self::new("asymmetric 5.5/2.5 µs", asymmetric(5.5, 2.5)).bounded(),
             Self::new("asymmetric 7/1 µs", asymmetric(7.0, 1.0)).bounded(),
             Self::new("gap of 30 s, thermal", Config { gap_seconds: 30.0, wander: Thermal, ..base }),
@@ -113,9 +113,9 @@ impl Condition {
         condition
     }
 
-    fn busy(name: &'static str, config: Config) -> Self {
+    fn busy(name: &'static str, config: Config, offline_max: f64) -> Self {
         let mut condition = Self::new(name, config);
-        (condition.offline.max, condition.live.max) = (Some(4.0), Some(10.0));
+        (condition.offline.max, condition.live.max) = (Some(offline_max), Some(10.0));
         condition
     }
 

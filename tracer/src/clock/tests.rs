@@ -97,6 +97,77 @@ proptest! {
     }
 
     #[test]
+    fn later_on_the_device_is_later_on_the_host(device in device()) {
+        let run = device.run();
+        let mut clock = fit(&run);
+        let mut spans: Vec<&TrueSpan> = run.spans.iter().collect();
+        spans.sort_by(|a, b| a.begin_ns.total_cmp(&b.begin_ns));
+        let apart = |pair: &&[&TrueSpan]| pair[1].begin_ns - pair[0].begin_ns > 2_000.0;
+        for pair in spans.windows(2).filter(apart) {
+            let begin_ns = [0, 1].map(|i| clock.map(PROCESS, &pair[i].span).unwrap().begin_ns);
+            prop_assert!(begin_ns[0] <= begin_ns[1], "{:?}", begin_ns);
+        }
+    }
+
+    #[test]
+    fn what_the_clocks_count_from_does_not_matter(device in device(), shift in 0u64..1 << 50, bases in 0u32..1 << 20) {
+        let run = device.run();
+        let mut shifted = device.run();
+        for burst in &mut shifted.bursts {
+            burst.base += bases;
+            burst.readings.iter_mut().for_each(|r| (r.h0_raw_ns, r.h1_raw_ns) = (r.h0_raw_ns + shift, r.h1_raw_ns + shift));
+        }
+        for bracket in &mut shifted.host {
+            bracket.raw_before_ns += shift;
+            bracket.monotonic_ns += shift;
+            bracket.raw_after_ns += shift;
+        }
+        let (mut clock, mut shifted_clock) = (fit(&run), fit(&shifted));
+        for truth in &run.spans {
+            let time = clock.map(PROCESS, &truth.span).unwrap();
+            let span = GpuSpan { base: truth.span.base + bases, ..truth.span };
+            let shifted = shifted_clock.map(PROCESS, &span).unwrap();
+            prop_assert_eq!(shifted.begin_ns, time.begin_ns + shift);
+            prop_assert_eq!((shifted.span_ns, shifted.bound_ns), (time.span_ns, time.bound_ns));
+        }
+    }
+
+    #[test]
+    fn true_samples_narrow_and_never_mislead(device in device(), delays in prop::collection::vec((0u32..50_000, 0u32..50_000), 200)) {
+        let run = device.run();
+        let mut clock = fit(&run);
+        for (truth, (before, after)) in run.spans.iter().zip(&delays) {
+            clock.witness(PROCESS, &truth.span, Witness::LaunchBegan(truth.begin_ns as u64 - u64::from(*before)));
+            clock.witness(PROCESS, &truth.span, Witness::WaitReturned(truth.end_ns.ceil() as u64 + u64::from(*after)));
+        }
+        let quality = clock.quality().next().unwrap().quality;
+        prop_assert_eq!(quality.causality_violations, 0);
+        prop_assert_eq!(quality.causality_samples, 2 * run.spans.len().min(delays.len()) as u64);
+        let (plain, narrowed) = (errors(&mut fit(&run), &run), errors(&mut clock, &run));
+        for ((begin, end, bound), (_, _, wider)) in narrowed.iter().zip(&plain) {
+            prop_assert!(begin.abs() <= *bound && end.abs() <= *bound, "{} {} {}", begin, end, bound);
+            prop_assert!(bound <= wider, "{} {}", bound, wider);
+        }
+    }
+
+    #[test]
+    fn false_samples_are_counted_and_change_nothing(device in device(), wrong in 0usize..12, launch: bool) {
+        let run = device.run();
+        let mut clock = fit(&run);
+        for (i, truth) in run.spans.iter().enumerate() {
+            let off = if i == wrong { 5_000_000 } else { 0 };
+            let witness = if launch {
+                Witness::LaunchBegan(truth.begin_ns as u64 + off)
+            } else {
+                Witness::WaitReturned(truth.end_ns.ceil() as u64 - off)
+            };
+            clock.witness(PROCESS, &truth.span, witness);
+        }
+        prop_assert_eq!(clock.quality().next().unwrap().quality.causality_violations, 1);
+        prop_assert_eq!(errors(&mut clock, &run), errors(&mut fit(&run), &run));
+    }
+
+    #[test]
     fn hostile_marks_never_panic(
         bursts in prop::collection::vec((any::<[u32; 4]>(), prop::collection::vec(any::<(u64, u64, u32)>(), 0..5)), 0..20),
         spans in prop::collection::vec(any::<[u32; 3]>(), 1..10),
@@ -123,9 +194,15 @@ proptest! {
             truth.span.context = 0;
             (truth.span.epoch, truth.span.base) = (n[0] % 2, n[0] % 4);
             (truth.span.begin_ms, truth.span.span_ms) = (f32::from_bits(n[1]), f32::from_bits(n[2]));
+            clock.witness(PROCESS, &truth.span, Witness::LaunchBegan(u64::from(n[1]) << 20));
             let _ = clock.map(PROCESS, &truth.span);
+            clock.witness(PROCESS, &truth.span, Witness::WaitReturned(u64::from(n[2]) << 20));
         }
-        let _ = clock.knots().count();
+        let _ = (clock.knots().count(), clock.quality().count());
+        let mut live = LiveClock::default();
+        host.iter().for_each(|bracket| live.learn_host(bracket));
+        bursts.iter().for_each(|burst| live.learn(PROCESS, burst));
+        let _ = live.quality().count();
     }
 }
 
@@ -161,6 +238,16 @@ fn a_step_of_the_clock_is_never_interpolated_across() {
     let mapped = errors(&mut clock, &run).len();
     // A span that itself holds the step has no right answer.
     assert!(mapped - bound_held <= 1 && mapped >= run.spans.len() - 8, "{mapped} {bound_held}");
+}
+
+#[test]
+fn a_step_below_half_a_round_trip_shows_in_the_forecast() {
+    for (seed, step_ns) in (0..8).flat_map(|seed| [-8e3, -5e3, -3e3, 3e3, 5e3, 8e3].map(|step| (seed, step)))
+    {
+        let run = Device { seed, step_ns, ..Device::default() }.run();
+        let segments = fit(&run).knots().map(|(_, knot)| knot.segment).max();
+        assert_eq!(segments, Some(1), "seed {seed}, {step_ns} ns");
+    }
 }
 
 #[test]
@@ -207,6 +294,52 @@ fn unknown_clocks_and_bad_readings_do_not_map() {
     assert_eq!(clock.map(ProcessId::default(), &good), None);
     let mut no_host = DeviceClock::fit(run.bursts.iter().map(|burst| (PROCESS, burst)), &[]);
     assert_eq!(no_host.map(PROCESS, &good), None);
+}
+
+#[test]
+fn a_step_of_monotonic_is_never_interpolated_across() {
+    let device = Device { seconds: 10, ..Device::default() };
+    let mut run = device.run();
+    let at = run.host.len() / 2;
+    let (before, after) = (run.host[at - 1].raw_after_ns, run.host[at].raw_before_ns);
+    run.host[at..].iter_mut().for_each(|bracket| bracket.monotonic_ns += 1_000_000_000);
+    let mut clock = fit(&run);
+    assert_eq!(clock.knots().map(|(_, knot)| knot.segment).max(), Some(1));
+    for truth in &run.spans {
+        let Some(gpu) = clock.map(PROCESS, &truth.span) else { continue };
+        let error = gpu.begin_ns as f64 - truth.begin_ns;
+        let expected = if error > 5e8 { 1e9 } else { 0.0 };
+        assert!((error - expected).abs() <= gpu.bound_ns as f64, "{error} {}", gpu.bound_ns);
+    }
+    assert!(before < after);
+}
+
+#[test]
+fn another_epoch_is_another_clock() {
+    let mut run = Device { seconds: 10, ..Device::default() }.run();
+    let half = run.bursts.len() / 2;
+    run.bursts[half..].iter_mut().for_each(|burst| burst.epoch += 1);
+    let mut clock = fit(&run);
+    assert_eq!(clock.quality().count(), 2);
+    let last = run.spans.last().unwrap().span;
+    assert_eq!(clock.map(PROCESS, &last), None);
+    assert!(clock.map(PROCESS, &GpuSpan { epoch: last.epoch + 1, ..last }).is_some());
+}
+
+#[test]
+fn quality_says_what_was_simulated() {
+    let run = Device { wander_ppm: 0.0, drift_ppm: 120.0, seconds: 60, ..Device::default() }.run();
+    let mut clock = fit(&run);
+    for truth in &run.spans {
+        let enqueue_begin_ns = truth.begin_ns as u64 - 5_000;
+        clock.learn_launch(PROCESS, &GpuSpan { enqueue_begin_ns, ..truth.span });
+    }
+    let quality = clock.quality().next().unwrap().quality;
+    assert!((quality.drift_ppm - 120.0).abs() < 0.1, "{quality:?}");
+    assert_eq!((quality.bursts, quality.segments, quality.quantum_ns), (120, 1, 500));
+    assert_eq!((quality.causality_samples, quality.causality_violations), (run.spans.len() as u64, 0));
+    assert!((4_000..6_000).contains(&quality.median_bound_ns), "{quality:?}");
+    assert!(quality.p99_bound_ns >= quality.median_bound_ns && quality.precision_ns < 300, "{quality:?}");
 }
 
 #[test]

@@ -112,7 +112,7 @@ impl Tracker {
         let mut floor = Floor::default();
         let half_floor = floor.half(&bounds);
         warming.bursts.push((bounds, burst.clone()));
-        let nodes = vec![warming.node(&bounds, burst)];
+        let nodes = vec![Node { rate, rho, ..Node::new(&bounds, burst) }];
         self.segments.push(Segment { chain: burst.chain, origin, rates: Some((low, high)), nodes });
         self.stretch = Some(Stretch {
             last: burst.clone(),
@@ -146,6 +146,12 @@ impl Stretch {
             && host.is_unbroken(self.last.host_ns(), burst.host_ns())
     }
 
+    /// What the rate may be wrong by.
+    fn rho(&self) -> f64 {
+        let rate = self.state.rate;
+        self.warming.as_ref().map_or(rho(self.state.sd_rate()), |w| (w.high - rate).max(rate - w.low))
+    }
+
     /// `None`: the burst contradicts itself.
     fn bounds(&self, burst: &Burst, origin: Origin) -> Option<Bounds> {
         let (rate, rho) =
@@ -170,10 +176,7 @@ impl Stretch {
         if !warming.take(burst, bounds, segment) {
             return Verdict::Stepped(1);
         }
-        segment.rates = Some((warming.low, warming.high));
-        if warming.is_over() {
-            self.replay(segment);
-        }
+        self.replay(segment);
         Verdict::Taken
     }
 
@@ -183,20 +186,26 @@ impl Stretch {
         self.warming.as_ref().map_or((self.state.rate - open, self.state.rate + open), |_| UNKNOWN_RATES)
     }
 
-    /// Begins to filter, with the bursts until now and what they say of the rate.
+    /// Filters all bursts of a segment that is warming anew, with what they say of the rate.
     fn replay(&mut self, segment: &mut Segment) {
-        let Some(warming) = self.warming.take() else { return };
-        let tightest =
-            warming.bursts.iter().map(|(bounds, _)| bounds).min_by(|a, b| a.width().total_cmp(&b.width()));
+        let Some(warming) = &mut self.warming else { return };
+        let bursts = std::mem::take(&mut warming.bursts);
+        let tightest = bursts.iter().map(|(bounds, _)| bounds).min_by(|a, b| a.width().total_cmp(&b.width()));
         let (Some(tightest), (rate, open)) = (tightest, warming.rate()) else { return };
-        let theta = tightest.mid() - rate * tightest.x / NS;
-        self.state = State::new(theta, tightest.width(), rate, open / 3.0);
-        segment.rates = None;
+        let is_over = warming.is_over(bursts.len());
+        segment.rates = Some((warming.low, warming.high)).filter(|_| !is_over);
+        if is_over {
+            self.warming = None;
+        }
+        self.state = State::new(tightest.mid() - rate * tightest.x / NS, tightest.width(), rate, open / 3.0);
         segment.nodes.clear();
-        for (bounds, burst) in &warming.bursts {
+        for (bounds, burst) in &bursts {
             self.filter(burst, bounds, 0.0, segment);
         }
         self.suspects.clear();
+        if let Some(warming) = &mut self.warming {
+            warming.bursts = bursts;
+        }
     }
 
     /// `fallen`: by how much half the floor is lower than before.
@@ -220,10 +229,13 @@ impl Stretch {
             self.agreed = measurement.tight;
             self.state = predicted.update(&measurement, certain);
         }
+        if let Some(Warming { low, high, .. }) = self.warming {
+            self.state.rate = self.state.rate.clamp(low, high);
+        }
         segment.push(Node {
             theta: self.state.theta,
             rate: self.state.rate,
-            rho: rho(self.state.sd_rate()),
+            rho: self.rho(),
             sd_theta: self.state.sd_theta(),
             ..Node::new(bounds, burst)
         });
@@ -247,12 +259,12 @@ impl Warming {
         (f64::midpoint(self.low, self.high), (self.high - self.low) / 2.0)
     }
 
-    fn is_over(&self) -> bool {
-        self.rate().1 <= WARM + RHO || self.bursts.len() >= WARM_BURSTS
+    fn is_over(&self, bursts: usize) -> bool {
+        self.rate().1 <= WARM + RHO || bursts >= WARM_BURSTS
     }
 
     /// Takes in what a burst and those before it say of the rate; false when they allow none.
-    fn take(&mut self, burst: &Burst, bounds: &Bounds, segment: &mut Segment) -> bool {
+    fn take(&mut self, burst: &Burst, bounds: &Bounds, segment: &Segment) -> bool {
         let certain = (bounds.low - burst.quantum_ns, bounds.high);
         for node in &segment.nodes {
             let dt = (bounds.x - node.x) / NS;
@@ -263,12 +275,6 @@ impl Warming {
             return false;
         }
         self.bursts.push((*bounds, burst.clone()));
-        segment.push(self.node(bounds, burst));
         true
-    }
-
-    fn node(&self, bounds: &Bounds, burst: &Burst) -> Node {
-        let (rate, rho) = self.rate();
-        Node { rate, rho, ..Node::new(bounds, burst) }
     }
 }

@@ -274,7 +274,8 @@ impl<C: Clock> Timeline<C> {
                 return true;
             }
             step.observed_end_ns = Some(call.end_ns);
-            step.observed_by_stream = stream.is_some();
+            // CUDA's functions return 0 when they did what they say.
+            step.observed_by_stream = stream.is_some() && call.ret.cast_signed() as i32 == 0;
             step.unobserved = false;
             false
         });

@@ -506,6 +506,42 @@ fn waits_of_other_streams_and_threads_and_unfinished_waits_do_not_end_a_step() {
     assert_eq!(play(&events).0.steps[0].observed_end_ns, Some(70));
 }
 
+/// Keeps what it is told.
+#[derive(Default)]
+struct Listener(Vec<(u64, Witness)>);
+
+impl Clock for Listener {
+    fn map(&mut self, process: ProcessId, span: &GpuSpan) -> Option<GpuTime> {
+        EnqueueClock.map(process, span)
+    }
+
+    fn witness(&mut self, _process: ProcessId, span: &GpuSpan, witness: Witness) {
+        self.0.push((span.enqueue_begin_ns, witness));
+    }
+}
+
+#[test]
+fn a_wait_for_the_stream_witnesses_the_span_and_a_failed_one_or_one_for_an_event_does_not() {
+    const EVENT_WAIT: u32 = 9;
+    let wait = |point, begin, end, ret| with_call(call(point, 100, begin, end, [7, 0]), |c| c.ret = ret);
+    let mut timeline = Timeline::new(Config::default(), Listener::default());
+    let defined = points().into_iter().chain([point(EVENT_WAIT, Role::Wait, None)]);
+    let events = [
+        step(100, 10, 20),
+        wait(WAIT, 30, 40, 0),
+        span(100, 45, (9, 22), 5),
+        step(100, 50, 60),
+        wait(WAIT, 70, 80, 700),
+        span(100, 85, (49, 62), 5),
+        step(100, 90, 100),
+        wait(EVENT_WAIT, 110, 120, 0),
+        span(100, 125, (89, 102), 5),
+    ];
+    defined.chain(events).for_each(|event| timeline.feed(&event));
+    timeline.finish();
+    assert_eq!(timeline.clock().0, [(9, Witness::WaitReturned(40))]);
+}
+
 #[test]
 fn a_pipelined_wait_ends_every_step_before_it() {
     let events = [step(100, 10, 20), step(100, 30, 40), call(WAIT, 100, 50, 60, [7, 0])];
