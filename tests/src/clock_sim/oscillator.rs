@@ -5,6 +5,8 @@ use crate::random::SplitMix;
 
 const RATE_PPM: f64 = 210.0;
 const STEP_SECONDS: f64 = 0.05;
+#[expect(clippy::approx_constant, reason = "the reference draws up to this")]
+const MOST_PHASE: f64 = 6.28;
 
 pub(super) struct Oscillator {
     /// What wander has added to the device's time by each step.
@@ -21,7 +23,7 @@ impl Oscillator {
         let time = |i: usize| i as f64 * STEP_SECONDS;
         let mut ppm = vec![0.0; n];
         if config.wander != Wander::Constant {
-            let phase = random.uniform(0.0, 6.28);
+            let phase = random.uniform(0.0, MOST_PHASE);
             let mut walk = 0.0;
             for (i, ppm) in ppm.iter_mut().enumerate() {
                 walk += random.normal(0.01 * STEP_SECONDS.sqrt());

@@ -15,11 +15,11 @@ const NS: f64 = 1e9;
 const UNKNOWN_RATES: (f64, f64) = (-300.0 * PPM, 300.0 * PPM);
 /// What a rate may be off by after its clock stepped: the crystal is still the same.
 const RHO_BEHIND_STEP: f64 = 20.0 * PPM;
-/// How much a rate may change between bursts. Crystals under changing load do so by less than 0.2 ppm/s.
+/// How much a rate may change between bursts: assumed, for crystals under changing load, to be below 0.2 ppm/s.
 pub(super) const RHO: f64 = 2.0 * PPM;
 /// What is added to ρ before bounds are said to exclude each other.
 const RHO_STEP: f64 = 8.0 * PPM;
-/// While bursts leave more than this open of the rate, nothing is taken as known of round trips but the bursts' own.
+/// While bursts leave more than this open of the rate (and [`RHO`]), ρ is what they leave open.
 const WARM: f64 = 3.0 * PPM;
 const WARM_BURSTS: usize = 256;
 const SUSPECT_SIGMAS: f64 = 4.0;
@@ -45,7 +45,7 @@ pub(super) struct Tracker {
 #[derive(Clone, Debug)]
 struct Stretch {
     last: Burst,
-    /// `None` from when on the filter knows the rate better than this does.
+    /// `None` once the filter's σ says what ρ is.
     warming: Option<Warming>,
     state: State,
     floor: Floor,
@@ -57,8 +57,8 @@ struct Stretch {
     side: f64,
 }
 
-/// The first bursts of a segment. A filter would claim too much: it takes for noise, which averages out, what is the
-/// same delay each time. So only what is certain counts until that suffices.
+/// The first bursts of a segment. The filter's σ would claim too much: it takes for noise, which averages out, what may
+/// be the same delay each time. So until what is certain suffices, ρ is by that.
 #[derive(Clone, Debug)]
 struct Warming {
     /// Least and greatest rate, in ns/s, that the bursts allow.
@@ -90,7 +90,7 @@ impl Tracker {
         };
         if let Verdict::Stepped(count) = stretch.take(burst, &bounds, segment) {
             let behind = std::mem::take(&mut stretch.suspects);
-            segment.nodes.truncate(segment.nodes.len() + 1 - count);
+            segment.nodes.truncate((segment.nodes.len() + 1).saturating_sub(count));
             let rates = stretch.rates_behind_step();
             let older = behind.get(..count - 1).unwrap_or_default();
             for (i, burst) in older.iter().chain([burst]).enumerate() {
