@@ -205,7 +205,8 @@ fn clocks(clocks: &[ClockLine]) -> Table {
             count(clock.segments.into()),
             duration(clock.median_bound_ns),
             duration(clock.p99_bound_ns),
-            format!("{:+.2} ppm", clock.drift_ppm),
+            // Adding 0 makes a negative zero positive.
+            format!("{:+.2} ppm", (clock.drift_ppm * 100.0).round() / 100.0 + 0.0),
             duration(clock.quantum_ns),
             format!("{} of {}", count(clock.causality_violations), count(clock.causality_samples)),
         ]);
