@@ -74,6 +74,7 @@ impl Condition {
             Self::still("standard, thermal, q 0.5 µs", still(Standard, 0.5, Thermal)),
             Self::new("standard, thermal, q 1 µs", still(Standard, 1.0, Thermal)).bounded(),
             Self::busy("busy, thermal", still(Busy, 0.5, Thermal), 4.0),
+            // More: where a recording begins in 20 s of a late host, no burst shows that it is late.
             Self::busy("awful, thermal", still(Awful, 0.5, Thermal), 5.0),
             Self::new("asymmetric 5.5/2.5 µs", asymmetric(5.5, 2.5)).bounded(),
             Self::new("asymmetric 7/1 µs", asymmetric(7.0, 1.0)).bounded(),

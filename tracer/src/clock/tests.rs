@@ -363,7 +363,7 @@ fn the_quantum_is_found() {
 
 #[test]
 fn rounding_of_milliseconds_is_half_a_unit_in_the_last_place() {
-    // CLOCK.md: 2^(⌊log2 ms⌋ − 24) ms.
+    // 2^(⌊log2 ms⌋ − 24) ms.
     for (ms, ns) in
         [(1_000.0, 30.517_578), (4_000.0, 122.070_31), (60_000.0, 1_953.125), (3_600_000.0, 125_000.0)]
     {

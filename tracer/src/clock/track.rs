@@ -154,9 +154,7 @@ impl Stretch {
 
     /// `None`: the burst contradicts itself.
     fn bounds(&self, burst: &Burst, origin: Origin) -> Option<Bounds> {
-        let (rate, rho) =
-            self.warming.as_ref().map_or((self.state.rate, rho(self.state.sd_rate())), Warming::rate);
-        let bounds = burst.bounds(origin, rate / NS, (RHO_STEP + rho) / NS);
+        let bounds = burst.bounds(origin, self.state.rate / NS, (RHO_STEP + self.rho()) / NS);
         (bounds.low - burst.quantum_ns <= bounds.high).then_some(bounds)
     }
 
