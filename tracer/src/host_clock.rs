@@ -4,13 +4,19 @@ use crate::event::HostClock;
 
 /// CLOCK_MONOTONIC ns.
 #[must_use]
-pub(crate) fn monotonic_ns() -> u64 {
+pub fn monotonic_ns() -> u64 {
     read(libc::CLOCK_MONOTONIC)
+}
+
+/// CLOCK_MONOTONIC_RAW ns.
+#[must_use]
+pub fn raw_ns() -> u64 {
+    read(libc::CLOCK_MONOTONIC_RAW)
 }
 
 /// One bracket; with REALTIME and BOOTTIME if `wall`.
 #[must_use]
-pub(crate) fn bracket(wall: bool) -> HostClock {
+pub fn bracket(wall: bool) -> HostClock {
     let raw_before_ns = read(libc::CLOCK_MONOTONIC_RAW);
     let monotonic_ns = read(libc::CLOCK_MONOTONIC);
     let raw_after_ns = read(libc::CLOCK_MONOTONIC_RAW);

@@ -1,9 +1,10 @@
-//! Development commands: `cargo xtask setup|test|demo|bench|fuzz`.
+//! Development commands: `cargo xtask setup|test|demo|bench|gpu-check|fuzz`.
 
 mod bench;
 mod command;
 mod demo;
 mod fuzz;
+mod gpu_check;
 mod real_libs;
 mod setup;
 mod test;
@@ -29,6 +30,8 @@ enum Task {
     /// Measure what probes and recordings cost, as ratios within one run (needs root and an otherwise idle machine), or
     /// how right the clocks are.
     Bench(bench::Options),
+    /// Check on a real GPU what GPU times rest on; needs a GPU and its driver, neither root nor CUDA.
+    GpuCheck(gpu_check::Options),
     /// Fuzz the parsers of outside bytes.
     Fuzz(fuzz::Options),
 }
@@ -39,6 +42,7 @@ fn main() -> anyhow::Result<()> {
         Task::Test(options) => test::run(&options),
         Task::Demo(options) => demo::run(&options),
         Task::Bench(options) => bench::run(&options),
+        Task::GpuCheck(options) => gpu_check::run(&options),
         Task::Fuzz(options) => fuzz::run(&options),
     }
 }

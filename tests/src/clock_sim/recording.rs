@@ -88,7 +88,9 @@ impl<'a> Recording<'a> {
     }
 
     /// Something without duration that happens on the device.
-    fn span(&self, host_us: f64) -> GpuSpan {
+    /// What happens on the device at a host time, as the injected library would report it.
+    #[must_use]
+    pub fn span(&self, host_us: f64) -> GpuSpan {
         let after = self.bases.partition_point(|(_, _, end)| *end <= host_us);
         let device = self.simulation.read(host_us);
         let base = self.bases.get(after.saturating_sub(1));
@@ -107,6 +109,18 @@ impl<'a> Recording<'a> {
             begin_ms,
             span_ms: 0.0,
         }
+    }
+
+    /// Brackets of the host's clocks.
+    #[must_use]
+    pub fn host(&self) -> &[HostClock] {
+        &self.host
+    }
+
+    /// In order of time, each with a base of its own at two a second.
+    #[must_use]
+    pub fn bursts(&self) -> &[ClockBurst] {
+        &self.bursts
     }
 
     fn ask(&self, clock: &mut impl Clock, host_us: f64) -> Option<Estimate> {

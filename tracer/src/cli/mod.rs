@@ -42,7 +42,7 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Record(record::Args),
+    Record(Box<record::Args>),
     Report(report::Args),
     Request(request::Args),
     Flamegraph(flamegraph::Args),

@@ -25,7 +25,8 @@ pub(super) fn ms_to_ns(ms: f32) -> f64 {
 
 /// Largest rounding error of f32 milliseconds, in ns: half a unit in the last place, 2^(⌊log2 ms⌋ − 24) ms. 31 ns
 /// up to a second, which is why bases are that close.
-pub(super) fn rounding_ns(ms: f32) -> f64 {
+#[must_use]
+pub fn rounding_ns(ms: f32) -> f64 {
     let ms = ms.abs();
     (f64::from(ms.next_up()) - f64::from(ms)) / 2.0 * 1e6
 }

@@ -43,12 +43,14 @@ use crate::event::{HostClock, ProcessId};
 use crate::timeline::rows::GpuTime;
 use crate::timeline::{Clock, Witness};
 use burst::Burst;
+pub use burst::rounding_ns;
 use causality::{Count, Sample};
 pub use curve::Knot;
 use curve::Segment;
 use host::HostMap;
 pub use live::LiveClock;
 pub use quality::{ClockQuality, Quality};
+pub use quantum::grid_ns;
 use series::Bases;
 
 /// One device clock as one process sees it.

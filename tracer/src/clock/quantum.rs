@@ -14,7 +14,8 @@ const ENOUGH_READINGS: usize = 4;
 const BELIEVED: usize = 3;
 
 /// The grid that a base's readings (ns since the base, none of them 0) lie on; 0: too few to tell.
-pub(super) fn grid_ns(readings: impl Iterator<Item = u64>) -> u64 {
+#[must_use]
+pub fn grid_ns(readings: impl Iterator<Item = u64>) -> u64 {
     let (count, divisor) = readings.fold((0, 0), |(count, divisor), ns| (count + 1, gcd(divisor, ns)));
     if count < ENOUGH_READINGS { 0 } else { divisor }
 }
