@@ -73,6 +73,7 @@ impl Line {
         };
         let aim = match self.aim {
             None => "–".to_owned(),
+            Some(Aim::AtMost(0.0)) => "0".to_owned(),
             Some(Aim::AtMost(most)) => format!("≤ {}", number(most)),
             Some(Aim::AtLeast(least)) => format!("≥ {}", number(least)),
         };
@@ -168,6 +169,6 @@ mod tests {
             ["x", "1.000 µs", "≤ 2.000 µs", "met (simulated)"]
         );
         let missing = Line::missing("y", "", Some(Aim::AtMost(0.0)), "why".into());
-        assert_eq!(missing.cells(false), ["y", "–", "≤ 0", "not measured"]);
+        assert_eq!(missing.cells(false), ["y", "–", "0", "not measured"]);
     }
 }

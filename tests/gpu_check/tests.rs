@@ -1,13 +1,14 @@
 //! `tracer-gpu-check` on the stand-in: that it works and says what it is. No figure here is one of a GPU.
 
+use std::io;
 use std::path::Path;
 use std::process::{Command, Output};
 
 use serde_json::Value;
 
-fn check(arguments: &[&str], environment: &[(&str, &Path)]) -> Output {
+fn check(arguments: &[&str], environment: &[(&str, &Path)]) -> io::Result<Output> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tracer-gpu-check"));
-    command.args(arguments).envs(environment.iter().copied()).output().unwrap()
+    command.args(arguments).envs(environment.iter().copied()).output()
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -18,7 +19,7 @@ fn text(bytes: &[u8]) -> String {
 fn the_stand_in_is_checked_and_everything_says_simulated() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("check.json");
-    let output = check(&["--simulated", "--seconds", "3", "--json", file.to_str().unwrap()], &[]);
+    let output = check(&["--simulated", "--seconds", "3", "--json", file.to_str().unwrap()], &[]).unwrap();
     let (out, err) = (text(&output.stdout), text(&output.stderr));
     println!("{out}");
     // 1: a time was beyond its aim, which a busy machine is free to cause.
@@ -56,14 +57,15 @@ fn the_stand_in_is_checked_and_everything_says_simulated() {
 fn the_stand_in_is_refused_unless_it_was_asked_for() {
     let dir = tempfile::tempdir().unwrap();
     standin::stage_driver(dir.path()).unwrap();
-    let output = check(&["--seconds", "1"], &[("LD_LIBRARY_PATH", dir.path())]);
+    let output = check(&["--seconds", "1"], &[("LD_LIBRARY_PATH", dir.path())]).unwrap();
     assert_eq!(output.status.code(), Some(2), "{}", text(&output.stdout));
     assert!(text(&output.stderr).contains("--simulated"), "{}", text(&output.stderr));
 }
 
 #[test]
 fn a_machine_without_a_gpu_is_told_what_to_do() {
-    let output = check(&["--simulated", "--seconds", "1"], &[("STANDIN_CUDA_NO_DEVICE", Path::new("1"))]);
+    let output =
+        check(&["--simulated", "--seconds", "1"], &[("STANDIN_CUDA_NO_DEVICE", Path::new("1"))]).unwrap();
     assert_eq!(output.status.code(), Some(2), "{}", text(&output.stdout));
     assert!(text(&output.stderr).contains("nvidia-smi"), "{}", text(&output.stderr));
 }
