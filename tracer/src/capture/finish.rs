@@ -39,8 +39,8 @@ pub struct Finished {
 
 /// Turns what a recording left into Parquet, adds the derived tables, and marks the capture complete.
 ///
-/// A capture that is already complete is derived again from its raw tables; names of stacks are kept as they are,
-/// since their files may have gone since.
+/// A capture that is already complete is derived again from its raw tables, and is not complete while its tables are
+/// replaced; names of stacks are kept as they are, since their files may have gone since.
 ///
 /// # Errors
 /// When the folder is no capture, is being recorded, or cannot be written; it can then be finished again.
@@ -50,7 +50,7 @@ pub fn finish(dir: &Path) -> Result<Finished> {
     let mut rows = BTreeMap::new();
     // From here on the raw tables are read from their Parquet files.
     let torn = convert_all(&folder, &mut rows)?;
-    let derived = derive(&folder, &mut rows)?;
+    let derived = derive(&folder, &meta, &mut rows)?;
     if folder.table(SymbolFrame::NAME).exists() {
         rows.insert(SymbolFrame::NAME, Batches::<SymbolFrame>::open(&folder)?.count_finished());
     } else {
@@ -134,29 +134,49 @@ struct Derived {
     last_ns: u64,
 }
 
-/// Runs all events through the timeline and writes its tables.
-fn derive(folder: &Folder, rows: &mut BTreeMap<&'static str, u64>) -> Result<Derived> {
+/// Runs all events through the timeline, with clocks that are fitted to the whole recording: `see` gets each event,
+/// `take` the rows as they become final.
+pub(super) fn replay(
+    folder: &Folder,
+    mut see: impl FnMut(&Event) -> Result<()>,
+    mut take: impl FnMut(timeline::Output) -> Result<()>,
+) -> Result<Timeline<DeviceClock>> {
     /// How often finished rows are taken out of the timeline, in events.
     const DRAIN_EVENTS: u64 = 4096;
-    let mut tables = TimelineTables::begin(folder)?;
-    let mut offcpu = TableFile::<OffCpu>::begin(folder)?;
     let mut timeline = Timeline::new(timeline::Config::default(), fit_clock(folder)?);
-    let (mut simulated, mut last_ns) = (false, 0);
     for (event, number) in Events::open(folder)?.zip(1u64..) {
         let event = event?;
+        see(&event)?;
+        timeline.feed(&event);
+        if number % DRAIN_EVENTS == 0 {
+            take(timeline.drain())?;
+        }
+    }
+    timeline.finish();
+    take(timeline.drain())?;
+    Ok(timeline)
+}
+
+/// Derives all tables and writes them.
+fn derive(folder: &Folder, meta: &Meta, rows: &mut BTreeMap<&'static str, u64>) -> Result<Derived> {
+    let mut tables = TimelineTables::begin(folder)?;
+    let mut offcpu = TableFile::<OffCpu>::begin(folder)?;
+    let (mut simulated, mut last_ns) = (false, 0);
+    let see = |event: &Event| {
         last_ns = last_ns.max(event.time_ns());
-        match &event {
+        match event {
             Event::Sched(sched) => offcpu.push(&sched.into())?,
             Event::Point(point) => simulated |= point.simulated,
             _ => {}
         }
-        timeline.feed(&event);
-        if number % DRAIN_EVENTS == 0 {
-            tables.push(&timeline.drain())?;
-        }
+        Ok(())
+    };
+    let mut timeline = replay(folder, see, |output| tables.push(&output))?;
+    if meta.complete {
+        // From the first table to the last that takes its place, old and new ones would be read together.
+        Meta { complete: false, ..meta.clone() }.write(folder)?;
+        folder.sync()?;
     }
-    timeline.finish();
-    tables.push(&timeline.drain())?;
     tables.commit(rows)?;
     rows.insert(OffCpu::NAME, offcpu.commit()?);
     let mut clock = TableFile::<ClockKnot>::begin(folder)?;

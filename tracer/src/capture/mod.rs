@@ -24,6 +24,7 @@ mod meta;
 mod open;
 mod raw;
 mod reader;
+mod reclock;
 mod stream;
 mod table;
 mod torn;

@@ -8,8 +8,8 @@ use super::folder::Folder;
 use super::meta::Meta;
 use super::raw::{Counter, Table};
 use super::reader::{Batches, Events};
-use crate::clock::ClockQuality;
-use crate::event::{Call, HttpEnd, HttpWire, Mapping, Point, Process, Sample, Sched, Stack};
+use crate::clock::{ClockQuality, WallClock};
+use crate::event::{Call, HostClock, HttpEnd, HttpWire, Mapping, Point, Process, Sample, Sched, Stack};
 use crate::symbol::SymbolFrame;
 use crate::timeline::rows::{Iteration, Request, Step, Token};
 use crate::timeline::tables::{self, LedgerRow, Tables};
@@ -87,6 +87,8 @@ tables! {
     http_wires: HttpWire;
     http_ends: HttpEnd;
     calls: Call;
+    /// Brackets of the host's clocks.
+    clock_host: HostClock;
 }
 
 impl Capture {
@@ -105,6 +107,10 @@ impl Capture {
         Ok(Self { folder, meta })
     }
 
+    pub(super) fn folder(&self) -> &Folder {
+        &self.folder
+    }
+
     #[must_use]
     pub fn meta(&self) -> &Meta {
         &self.meta
@@ -121,6 +127,16 @@ impl Capture {
     /// The recorder's lines of the ledger as they changed over time.
     pub(crate) fn counters(&self) -> Result<Rows<Counter>> {
         rows(&self.folder)
+    }
+
+    /// CLOCK_REALTIME by the recording's brackets; where there are none, by its start.
+    fn wall(&self) -> Result<WallClock> {
+        let mut wall = WallClock::default();
+        self.clock_host()?.try_for_each(|bracket| bracket.map(|bracket| wall.push(&bracket)))?;
+        if wall.is_empty() && self.meta.started_realtime_ns > 0 {
+            wall.push_pair(self.meta.started_monotonic_ns, self.meta.started_realtime_ns);
+        }
+        Ok(wall)
     }
 
     /// Everything that reports print, in memory.
@@ -154,6 +170,7 @@ impl Capture {
             http_wires: self.http_wires()?.collect::<Result<_>>()?,
             http_ends: self.http_ends()?.collect::<Result<_>>()?,
             clocks: self.clock_quality()?.collect::<Result<_>>()?,
+            wall: self.wall()?,
             ledger: self.ledger()?.collect::<Result<_>>()?,
         })
     }

@@ -1,38 +1,94 @@
 //! `tracer recover`: finishes a capture whose recorder did not.
 
-use std::{io::Write, path::PathBuf, process::ExitCode};
+use std::{fmt::Display, io::Write, path::PathBuf, process::ExitCode};
 
 use anyhow::Result;
+use serde::Serialize;
 
-use crate::capture::{self, Finished};
+use super::units::{count, duration};
+use crate::capture::{self, Capture, Finished};
+use crate::clock::ClockQuality;
 
-/// Finish a capture whose recorder was killed
+/// Finish a capture whose recorder was killed, or derive an old one anew
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:
-  tracer recover trace    then: tracer report trace
+  tracer recover trace              then: tracer report trace
+  tracer recover --reclock trace    GPU times of an old capture as this version maps them
 
-A capture that is complete already is derived anew from what was recorded; nothing is lost by trying.")]
+A capture that is complete already is derived anew from what was recorded; nothing is lost by trying, and where it is \
+interrupted it can be run again.")]
 pub(crate) struct Args {
     /// Folder of the capture
     capture: PathBuf,
+    /// Map GPU times of a complete capture anew, and say what that changed; `tracer report --reclock` only shows it
+    #[arg(long)]
+    reclock: bool,
     /// Print what was found as JSON
     #[arg(long)]
     json: bool,
 }
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    let before = args.reclock.then(|| clocks(args)).transpose()?;
     let finished = capture::finish(&args.capture)?;
+    let change = before.map(|before| Ok::<_, anyhow::Error>((before, clocks(args)?))).transpose()?;
     let mut out = std::io::stdout();
     if args.json {
-        serde_json::to_writer_pretty(&mut out, &json(&finished))?;
+        serde_json::to_writer_pretty(&mut out, &json(&finished, change.as_ref()))?;
         writeln!(out)?;
     } else {
         text(&finished, args, &mut out)?;
+        if let Some((before, after)) = &change {
+            let simulated = if finished.meta.simulated { " (simulated GPU)" } else { "" };
+            writeln!(out, "GPU times{simulated}, before: {before}")?;
+            writeln!(out, "GPU times{simulated}, now:    {after}")?;
+        }
+        writeln!(out, "next: tracer report {}", args.capture.display())?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn json(finished: &Finished) -> serde_json::Value {
+/// How good the GPU times of a capture are.
+#[derive(Serialize)]
+struct Clocks {
+    clocks: u64,
+    segments: u64,
+    /// The widest of the clocks' medians.
+    median_bound_ns: u64,
+    causality_violations: u64,
+}
+
+impl Clocks {
+    fn new(clocks: &[ClockQuality]) -> Self {
+        let all = || clocks.iter().map(|clock| &clock.quality);
+        Self {
+            clocks: clocks.len() as u64,
+            segments: all().map(|quality| u64::from(quality.segments)).sum(),
+            median_bound_ns: all().map(|quality| quality.median_bound_ns).max().unwrap_or(0),
+            causality_violations: all().map(|quality| quality.causality_violations).sum(),
+        }
+    }
+}
+
+impl Display for Clocks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { clocks, segments, median_bound_ns, causality_violations } = self;
+        let (clocks, segments) = (count(*clocks), count(*segments));
+        write!(
+            f,
+            "{clocks} clocks in {segments} segments, bound {} (median of ",
+            duration(*median_bound_ns)
+        )?;
+        write!(f, "the worst), {} violations", count(*causality_violations))
+    }
+}
+
+fn clocks(args: &Args) -> Result<Clocks> {
+    let clocks = Capture::open(&args.capture)?.clock_quality()?.collect::<capture::Result<Vec<_>>>()?;
+    Ok(Clocks::new(&clocks))
+}
+
+fn json(finished: &Finished, change: Option<&(Clocks, Clocks)>) -> serde_json::Value {
     let torn: Vec<_> = finished
         .torn
         .iter()
@@ -44,6 +100,8 @@ fn json(finished: &Finished) -> serde_json::Value {
         "simulated": finished.meta.simulated,
         "rows": finished.rows,
         "torn": torn,
+        "clocks_before": change.map(|(before, _)| before),
+        "clocks": change.map(|(_, after)| after),
     })
 }
 
@@ -56,6 +114,5 @@ fn text(finished: &Finished, args: &Args, out: &mut impl Write) -> Result<()> {
     for torn in &finished.torn {
         writeln!(out, "{}: {} bytes at its torn end were lost", torn.table, torn.bytes)?;
     }
-    writeln!(out, "next: tracer report {}", args.capture.display())?;
     Ok(())
 }

@@ -24,6 +24,7 @@ use summary::{ClockLine, LatencyRow, LedgerLine, SlowToken, Summary};
   tracer report trace
   tracer report trace --slowest 50
   tracer report trace --json | jq '.latencies[] | {name, p99_ns}'
+  tracer report trace --reclock    GPU times of an old capture as this version maps them
 
 A quantile is printed only where at least ten samples lie beyond it. Next: tracer request DIR ID")]
 pub(crate) struct Args {
@@ -32,14 +33,19 @@ pub(crate) struct Args {
     /// How many of the slowest tokens to list
     #[arg(long, value_name = "N", default_value_t = 10)]
     slowest: usize,
+    /// Map GPU times anew from the recorded clock readings, for this report only; `tracer recover --reclock` stores them
+    #[arg(long)]
+    reclock: bool,
     /// Print as JSON
     #[arg(long)]
     json: bool,
 }
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
-    let tables = Capture::open(&args.capture)?.tables()?;
-    let summary = Summary::new(&tables, args.slowest);
+    let capture = Capture::open(&args.capture)?;
+    let tables = if args.reclock { capture.tables_anew()? } else { capture.tables()? };
+    let mut summary = Summary::new(&tables, args.slowest);
+    summary.recording.reclocked = args.reclock;
     let mut out = std::io::stdout().lock();
     if args.json {
         serde_json::to_writer_pretty(&mut out, &summary)?;
@@ -55,6 +61,10 @@ pub(super) fn style_of_stdout() -> Style {
     let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     Style { color: std::io::stdout().is_terminal() && !refused }
 }
+
+/// What the mark of a step with a wide bound means.
+pub(super) const VAGUE: &str =
+    "  ! the bound of its GPU time exceeds its GPU span: where in the step the GPU worked is not known";
 
 /// The page, at most 100 columns wide.
 fn text(summary: &Summary, style: Style) -> String {
@@ -77,6 +87,9 @@ fn text(summary: &Summary, style: Style) -> String {
     for (title, tokens) in lists.into_iter().filter(|(_, tokens)| !tokens.is_empty()) {
         section(title, style, &mut out);
         out.push_str(&slowest(tokens, summary.recording.started_ns).render(style));
+        if tokens.iter().any(|token| token.gpu_is_vague) {
+            let _ = writeln!(out, "{}", style.note(VAGUE));
+        }
     }
     if let Some(sockets) = &summary.sockets {
         section("Sockets", style, &mut out);
@@ -120,7 +133,8 @@ fn header(summary: &Summary, style: Style, out: &mut String) {
         "partly injected" => format!(" for {} of {} steps", gpu.steps_injected, summary.counts.steps),
         _ => String::new(),
     };
-    let _ = writeln!(out, "  GPU times: {}{steps}{simulated}{bound}", gpu.source);
+    let anew = if recording.reclocked { "; mapped anew, not stored" } else { "" };
+    let _ = writeln!(out, "  GPU times: {}{steps}{simulated}{bound}{anew}", gpu.source);
     if !recording.complete {
         let warning = "  The recorder did not end by itself: the end of the recording may be missing.";
         let _ = writeln!(out, "{}", style.alarm(warning));
@@ -282,7 +296,7 @@ fn slowest(tokens: &[SlowToken], started_ns: u64) -> Table {
             if token.others == 0 { String::new() } else { format!("+{}", token.others) },
             offset(token.delivered_ns, started_ns),
             token.batch.map_or("–".into(), |n| format!("{n}{}", if token.prefill { " P" } else { "" })),
-            optional(token.step_duration_ns),
+            format!("{}{}", optional(token.step_duration_ns), if token.gpu_is_vague { "!" } else { "" }),
             optional(rest),
             token.waited_for.into(),
         ]);

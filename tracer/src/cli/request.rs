@@ -11,15 +11,16 @@ use serde::Serialize;
 use tracer_abi::mark::{FINISH_CANCELLED, FINISH_ERROR, FINISH_LENGTH, FINISH_STOP};
 
 use super::parts::Parts;
-use super::report::style_of_stdout;
+use super::report::{VAGUE, style_of_stdout};
 use super::table::{Side, Style, Table, WIDTH, cut};
-use super::units::{clean, count, duration, hex, offset};
+use super::units::{clean, count, date_time, duration, hex, offset, rfc3339};
 use crate::capture::Capture;
-use crate::timeline::rows::{Request, Step, Token};
+use crate::clock::WallClock;
+use crate::timeline::rows::{GpuTime, Request, Step, Token};
 use crate::timeline::tables::Tables;
 
 /// Columns of a token's bar.
-const BAR: usize = 34;
+const BAR: usize = 30;
 /// Most names that a message suggests.
 const SUGGESTIONS: usize = 5;
 
@@ -107,6 +108,12 @@ struct Piece<'a> {
     parts: Option<Parts>,
 }
 
+impl Piece<'_> {
+    fn gpu(&self) -> Option<GpuTime> {
+        self.step?.gpu
+    }
+}
+
 impl<'a> Life<'a> {
     fn new(tables: &'a Tables, request: &'a Request) -> Self {
         let mut tokens: Vec<&Token> =
@@ -132,7 +139,11 @@ fn text(tables: &Tables, life: &Life, style: Style) -> String {
     }
     out.push_str(&timeline(life).render(style));
     let legend = "· before its step   = its step, host side   # GPU   - delivery; token 0 on its own scale";
-    let _ = writeln!(out, "{}\n", style.faint(&format!("  {legend}")));
+    let _ = writeln!(out, "{}", style.faint(&format!("  {legend}")));
+    if life.tokens.iter().filter_map(Piece::gpu).any(|gpu| gpu.is_vague()) {
+        let _ = writeln!(out, "{}", style.note(VAGUE));
+    }
+    out.push('\n');
     out
 }
 
@@ -141,7 +152,12 @@ fn header(tables: &Tables, request: &Request, style: Style, out: &mut String) {
     let badge = if tables.meta.simulated { "  simulated GPU" } else { "" };
     let title = format!("request {name}  #{}", request.id);
     let _ = writeln!(out, "{}{}", style.heading(&cut(&title, WIDTH - 16)), style.note(badge));
-    let mut facts = vec![format!("received {}", offset(request.received_ns, tables.meta.started_ns))];
+    let at = tables.wall.realtime_ns(request.received_ns).and_then(date_time);
+    let mut facts = vec![format!(
+        "received {}{}",
+        offset(request.received_ns, tables.meta.started_ns),
+        at.map_or(String::new(), |at| format!(" ({at})"))
+    )];
     facts.extend(request.prompt_tokens.map(|n| format!("prompt {} tokens", count(n.into()))));
     facts.push(match request.declared_tokens {
         Some(declared) => format!("{} of {declared} tokens seen", request.tokens),
@@ -182,6 +198,7 @@ fn timeline(life: &Life) -> Table {
         ("latency", Right),
         ("step", Right),
         ("took", Right),
+        ("GPU ±", Right),
         ("batch", Right),
         ("", Left),
     ]);
@@ -204,11 +221,17 @@ fn timeline(life: &Life) -> Table {
             token.latency_ns.map_or("–".into(), duration),
             token.step.map_or("–".into(), |id| format!("#{id}")),
             step.and_then(Step::duration_ns).map_or("–".into(), duration),
+            step.and_then(|step| step.gpu).map_or("–".into(), bound),
             batch.unwrap_or_else(|| "–".into()),
             bar(token, parts.as_ref(), scale),
         ]);
     }
     table
+}
+
+/// What a GPU time is right within, marked where that is more than its span.
+fn bound(gpu: GpuTime) -> String {
+    format!("{}{}", duration(gpu.bound_ns), if gpu.is_vague() { "!" } else { "" })
 }
 
 fn index(choice: u32, index: u32) -> String {
@@ -219,7 +242,7 @@ fn missing(table: &mut Table, choice: u32, from: u32, until: u32) {
     let which =
         if from == until { index(choice, from) } else { format!("{}–{until}", index(choice, from)) };
     let dash = || "–".to_owned();
-    table.push([which, dash(), dash(), dash(), dash(), dash(), "not seen".into()]);
+    table.push([which, dash(), dash(), dash(), dash(), dash(), dash(), "not seen".into()]);
 }
 
 /// The token's parts in proportion, `scale` ns wide at most.
@@ -259,9 +282,11 @@ struct RequestDocument<'a> {
     pid: u32,
     prompt_tokens: Option<u32>,
     source: &'static str,
-    /// CLOCK_MONOTONIC.
+    /// CLOCK_MONOTONIC; `_at` is UTC, `null` when not known.
     received_ns: u64,
+    received_at: Option<String>,
     end_ns: Option<u64>,
+    end_at: Option<String>,
     finish: &'static str,
     tokens_seen: u32,
     tokens_declared: Option<u32>,
@@ -276,13 +301,46 @@ struct TokenDocument {
     index: u32,
     /// CLOCK_MONOTONIC.
     delivered_ns: u64,
+    delivered_at: Option<String>,
     latency_ns: Option<u64>,
     iteration: Option<u64>,
     step: Option<u64>,
+    step_begin_ns: Option<u64>,
+    step_begin_at: Option<String>,
     step_duration_ns: Option<u64>,
+    /// Of the step; `null` where it was only observed by the host.
+    gpu: Option<GpuDocument>,
     batch: Option<u64>,
     prefill: bool,
     parts: Option<Parts>,
+}
+
+/// A step's time on its GPU.
+#[derive(Serialize)]
+struct GpuDocument {
+    /// CLOCK_MONOTONIC.
+    begin_ns: u64,
+    begin_at: Option<String>,
+    end_ns: u64,
+    end_at: Option<String>,
+    span_ns: u64,
+    /// What begin and end are right within.
+    bound_ns: u64,
+    /// The bound exceeds the span.
+    is_vague: bool,
+}
+
+/// UTC of a time of CLOCK_MONOTONIC.
+fn utc(wall: &WallClock, monotonic_ns: u64) -> Option<String> {
+    wall.realtime_ns(monotonic_ns).and_then(rfc3339)
+}
+
+impl GpuDocument {
+    fn new(gpu: GpuTime, wall: &WallClock) -> Self {
+        let GpuTime { begin_ns, end_ns, span_ns, bound_ns } = gpu;
+        let (begin_at, end_at) = (utc(wall, begin_ns), utc(wall, end_ns));
+        Self { begin_ns, begin_at, end_ns, end_at, span_ns, bound_ns, is_vague: gpu.is_vague() }
+    }
 }
 
 impl<'a> Document<'a> {
@@ -290,13 +348,13 @@ impl<'a> Document<'a> {
         Self {
             schema: "tracer.request/1",
             simulated_gpu: tables.meta.simulated,
-            requests: lives.iter().map(RequestDocument::new).collect(),
+            requests: lives.iter().map(|life| RequestDocument::new(life, &tables.wall)).collect(),
         }
     }
 }
 
 impl<'a> RequestDocument<'a> {
-    fn new(life: &'a Life<'a>) -> Self {
+    fn new(life: &'a Life<'a>, wall: &WallClock) -> Self {
         let request = life.request;
         Self {
             id: request.id,
@@ -309,28 +367,34 @@ impl<'a> RequestDocument<'a> {
             prompt_tokens: request.prompt_tokens,
             source: request.source.name(),
             received_ns: request.received_ns,
+            received_at: utc(wall, request.received_ns),
             end_ns: request.end_ns,
+            end_at: request.end_ns.and_then(|ns| utc(wall, ns)),
             finish: finish(request),
             tokens_seen: request.tokens,
             tokens_declared: request.declared_tokens,
             ttft_ns: request.ttft_ns,
             tpot_ns: request.tpot_ns,
-            tokens: life.tokens.iter().map(TokenDocument::new).collect(),
+            tokens: life.tokens.iter().map(|piece| TokenDocument::new(piece, wall)).collect(),
         }
     }
 }
 
 impl TokenDocument {
-    fn new(piece: &Piece) -> Self {
+    fn new(piece: &Piece, wall: &WallClock) -> Self {
         let Piece { token, step, batch, parts } = piece;
         Self {
             choice: token.choice,
             index: token.index,
             delivered_ns: token.delivered_ns,
+            delivered_at: utc(wall, token.delivered_ns),
             latency_ns: token.latency_ns,
             iteration: token.iteration,
             step: token.step,
+            step_begin_ns: step.map(|step| step.begin_ns),
+            step_begin_at: step.and_then(|step| utc(wall, step.begin_ns)),
             step_duration_ns: step.and_then(Step::duration_ns),
+            gpu: piece.gpu().map(|gpu| GpuDocument::new(gpu, wall)),
             batch: *batch,
             prefill: token.prefill,
             parts: *parts,
@@ -350,6 +414,7 @@ mod tests {
         let text = text(&tables, &Life::new(&tables, found[0]), Style::default());
         println!("{text}");
         assert!(text.contains("request req-0  #0  simulated GPU"), "{text}");
+        assert!(text.contains("(2026-11-30T00:53:20") && !text.contains('!'), "{text}");
         assert!(text.contains("ttft ") && text.contains("finished: length"), "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
         assert!(text.lines().any(|line| line.contains('#') && line.trim_end().ends_with('-')), "{text}");
@@ -387,6 +452,21 @@ mod tests {
             let parts = token["parts"].as_object().unwrap();
             let sum: u64 = parts.values().map(|ns| ns.as_u64().unwrap()).sum();
             assert_eq!(Some(sum), token["latency_ns"].as_u64());
+            assert_eq!(token["gpu"]["bound_ns"], 1);
+            for at in [&token["delivered_at"], &token["step_begin_at"], &token["gpu"]["end_at"]] {
+                assert!(at.as_str().is_some_and(|at| at.starts_with("2026-11-30T00:53:2")), "{token}");
+            }
         }
+    }
+
+    #[test]
+    fn a_step_whose_bound_exceeds_its_span_is_marked() {
+        let mut tables = tables();
+        for gpu in tables.steps.iter_mut().filter_map(|step| step.gpu.as_mut()) {
+            gpu.bound_ns = gpu.span_ns + 1;
+        }
+        let text = text(&tables, &Life::new(&tables, find(&tables, "req-0")[0]), Style::default());
+        assert!(text.contains("s!") && text.contains(VAGUE), "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
     }
 }

@@ -1,6 +1,6 @@
 //! Tables of a synthetic recording.
 
-use crate::clock::{ClockQuality, Quality, SeriesKey};
+use crate::clock::{ClockQuality, Quality, SeriesKey, WallClock};
 use crate::event::ProcessId;
 use crate::timeline::tables::{LedgerRow, Meta, Tables};
 use crate::timeline::testing::{EnqueueClock, Plan, run};
@@ -46,6 +46,8 @@ pub(crate) fn tables() -> Tables {
         },
     };
     let row = |name: &str, count, loss| LedgerRow { process: None, name: name.into(), count, loss };
+    let mut wall = WallClock::default();
+    wall.push_pair(0, 1_796_000_000_000_000_000);
     Tables {
         meta: Meta {
             tracer_version: "0.1.0".into(),
@@ -66,6 +68,7 @@ pub(crate) fn tables() -> Tables {
         http_wires: Vec::new(),
         http_ends: Vec::new(),
         clocks: vec![clock],
+        wall,
         ledger: vec![row("vital_written", 12_345, false), row("vital_dropped", 0, true)],
     }
 }

@@ -34,10 +34,19 @@ pub(crate) fn offset(ns: u64, start_ns: u64) -> String {
     format!("{seconds:+.3} s")
 }
 
-/// UTC date and time of CLOCK_REALTIME ns; `None` when it is not known.
+/// UTC date and time of CLOCK_REALTIME ns, to the millisecond; `None` when it is not known.
 pub(crate) fn date_time(realtime_ns: u64) -> Option<String> {
+    utc(realtime_ns, "%Y-%m-%dT%H:%M:%S%.3fZ")
+}
+
+/// The same to the microsecond, for machines: RFC 3339.
+pub(crate) fn rfc3339(realtime_ns: u64) -> Option<String> {
+    utc(realtime_ns, "%Y-%m-%dT%H:%M:%S%.6fZ")
+}
+
+fn utc(realtime_ns: u64, format: &str) -> Option<String> {
     let time = Timestamp::from_nanosecond(realtime_ns.into()).ok().filter(|_| realtime_ns > 0)?;
-    Some(time.strftime("%Y-%m-%dT%H:%M:%S%.3fZ").to_string())
+    Some(time.strftime(format).to_string())
 }
 
 /// Text from outside: without characters that steer a terminal, at most `most` characters.
@@ -90,6 +99,7 @@ mod tests {
         assert_eq!((count(0), count(999), count(1_234_567)), ("0".into(), "999".into(), "1 234 567".into()));
         assert_eq!((offset(1_500_000_000, 0), offset(0, 1_000_000)), ("+1.500 s".into(), "-0.001 s".into()));
         assert_eq!(date_time(1_796_000_000_123_000_000).as_deref(), Some("2026-11-30T00:53:20.123Z"));
+        assert_eq!(rfc3339(1_796_000_000_123_456_789).as_deref(), Some("2026-11-30T00:53:20.123456Z"));
         assert_eq!(date_time(0), None);
         assert_eq!((clean("a\x1b[1mb", 9), clean("abcdef", 4)), ("a\u{fffd}[1mb".into(), "abc…".into()));
         assert_eq!(clean("abcd", 4), "abcd");

@@ -14,7 +14,7 @@
 //!   smooths what lies between two cuts;
 //! - `curve`: θ between bursts, and the corridor that it must lie in: the bound that is given;
 //! - `causality`: launches and waits agree with the map, or are counted;
-//! - `host`: RAW → MONOTONIC.
+//! - `host`: RAW → MONOTONIC; `wall`: MONOTONIC → REALTIME, for logs.
 //!
 //! A bound holds if crystals keep their rate within ρ between bursts and no step went unseen. The curve is the middle
 //! of what is possible, and its error is half of what the way to the device takes longer than the way back: no
@@ -35,6 +35,7 @@ mod sim;
 #[cfg(test)]
 mod tests;
 mod track;
+mod wall;
 
 use std::collections::BTreeMap;
 
@@ -52,6 +53,7 @@ pub use live::LiveClock;
 pub use quality::{ClockQuality, Quality};
 pub use quantum::grid_ns;
 use series::Bases;
+pub use wall::WallClock;
 
 /// One device clock as one process sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

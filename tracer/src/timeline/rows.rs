@@ -15,6 +15,14 @@ pub struct GpuTime {
     pub bound_ns: u64,
 }
 
+impl GpuTime {
+    /// The bound exceeds the span: where in its step it ran is not known.
+    #[must_use]
+    pub fn is_vague(&self) -> bool {
+        self.bound_ns > self.span_ns
+    }
+}
+
 /// One execution of an engine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {

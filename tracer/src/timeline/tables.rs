@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use super::rows::{Iteration, Request, Source, Step, Token};
-use crate::clock::ClockQuality;
+use crate::clock::{ClockQuality, WallClock};
 use crate::event::{HttpEnd, HttpWire, Point, ProcessId};
 
 /// Everything that `report` and `request` print comes from here.
@@ -19,6 +19,8 @@ pub struct Tables {
     pub http_ends: Vec<HttpEnd>,
     /// Of the devices; none where no library was injected.
     pub clocks: Vec<ClockQuality>,
+    /// CLOCK_REALTIME at the times of the other tables.
+    pub wall: WallClock,
     pub ledger: Vec<LedgerRow>,
 }
 

@@ -7,8 +7,8 @@ use serde::Serialize;
 use super::sockets::Sockets;
 
 use crate::cli::parts::Parts;
-use crate::cli::units::{date_time, hex};
-use crate::clock::ClockQuality;
+use crate::cli::units::{date_time, hex, rfc3339};
+use crate::clock::{ClockQuality, WallClock};
 use crate::event::ProcessId;
 use crate::latency::{Latencies, Latency};
 use crate::timeline::coverage::{self, Coverage};
@@ -51,6 +51,8 @@ pub(crate) struct Recording {
     pub(crate) duration_ns: u64,
     pub(crate) simulated_gpu: bool,
     pub(crate) complete: bool,
+    /// GPU times were mapped anew for this report (`--reclock`); the capture has others.
+    pub(crate) reclocked: bool,
 }
 
 /// Where completion times come from.
@@ -141,10 +143,18 @@ pub(crate) struct SlowToken {
     pub(crate) others: u64,
     /// CLOCK_MONOTONIC.
     pub(crate) delivered_ns: u64,
+    /// UTC; `null` when not known.
+    pub(crate) delivered_at: Option<String>,
     pub(crate) step: Option<u64>,
+    pub(crate) step_begin_at: Option<String>,
     pub(crate) batch: Option<u64>,
     pub(crate) prefill: bool,
     pub(crate) step_duration_ns: Option<u64>,
+    /// Of the step's GPU time: how long, and what its begin and end are right within.
+    pub(crate) gpu_span_ns: Option<u64>,
+    pub(crate) gpu_bound_ns: Option<u64>,
+    /// The bound exceeds the span: where in the step it ran is not known.
+    pub(crate) gpu_is_vague: bool,
     pub(crate) parts: Option<Parts>,
     /// The longest part.
     pub(crate) waited_for: &'static str,
@@ -207,6 +217,7 @@ impl Recording {
             duration_ns: meta.ended_ns.saturating_sub(meta.started_ns),
             simulated_gpu: meta.simulated,
             complete: meta.complete,
+            reclocked: false,
         }
     }
 }
@@ -343,6 +354,7 @@ struct Slow<'a> {
     /// Requests served, by step.
     batches: HashMap<u64, u64>,
     requests: HashMap<u64, &'a Request>,
+    wall: &'a WallClock,
 }
 
 impl<'a> Slow<'a> {
@@ -352,6 +364,7 @@ impl<'a> Slow<'a> {
             steps: tables.steps.iter().map(|step| (step.id, step)).collect(),
             batches: tables.batches(),
             requests: tables.requests.iter().map(|request| (request.id, request)).collect(),
+            wall: &tables.wall,
         }
     }
 
@@ -379,6 +392,8 @@ impl<'a> Slow<'a> {
         let step = token.step.and_then(|id| self.steps.get(&id)).copied();
         let request = self.requests.get(&token.request);
         let parts = step.and_then(|step| Parts::of(token, step));
+        let gpu = step.and_then(|step| step.gpu);
+        let at = |ns| self.wall.realtime_ns(ns).and_then(rfc3339);
         SlowToken {
             request: token.request,
             request_id: request.map(|request| request.request_id.clone()),
@@ -389,10 +404,15 @@ impl<'a> Slow<'a> {
             latency_ns,
             others: 0,
             delivered_ns: token.delivered_ns,
+            delivered_at: at(token.delivered_ns),
             step: token.step,
+            step_begin_at: step.and_then(|step| at(step.begin_ns)),
             batch: token.step.and_then(|step| self.batches.get(&step)).copied(),
             prefill: token.prefill,
             step_duration_ns: step.and_then(Step::duration_ns),
+            gpu_span_ns: gpu.map(|gpu| gpu.span_ns),
+            gpu_bound_ns: gpu.map(|gpu| gpu.bound_ns),
+            gpu_is_vague: gpu.is_some_and(|gpu| gpu.is_vague()),
             parts,
             waited_for: parts.map_or("unknown: its step was not matched", |parts| parts.longest()),
         }

@@ -105,6 +105,33 @@ fn contradicted_clocks_are_loud() {
 }
 
 #[test]
+fn steps_whose_bound_exceeds_their_span_are_marked() {
+    let mut tables = tables();
+    assert!(!page(&tables).contains("is not known"));
+    for gpu in tables.steps.iter_mut().filter_map(|step| step.gpu.as_mut()) {
+        gpu.bound_ns = gpu.span_ns + 1;
+    }
+    let text = page(&tables);
+    assert!(text.contains("s!") && text.contains("where in the step the GPU worked is not known"), "{text}");
+    let json = serde_json::to_value(Summary::new(&tables, 1)).unwrap();
+    let token = &json["slowest_tokens"][0];
+    assert_eq!(token["gpu_is_vague"], true);
+    assert_eq!(token["gpu_bound_ns"].as_u64(), token["gpu_span_ns"].as_u64().map(|ns| ns + 1));
+}
+
+#[test]
+fn tokens_and_steps_have_a_wall_clock_time() {
+    let json = serde_json::to_value(Summary::new(&tables(), 1)).unwrap();
+    let token = &json["slowest_tokens"][0];
+    for at in [&token["delivered_at"], &token["step_begin_at"]] {
+        assert!(at.as_str().is_some_and(|at| at.starts_with("2026-11-30T00:53:2")), "{token}");
+    }
+    let mut summary = Summary::new(&tables(), 1);
+    summary.recording.reclocked = true;
+    assert!(text(&summary, Style::default()).contains("mapped anew, not stored"));
+}
+
+#[test]
 fn json() {
     let json = serde_json::to_value(Summary::new(&tables(), 3)).unwrap();
     assert_eq!(json["schema"], "tracer.report/1");
