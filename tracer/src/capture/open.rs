@@ -144,6 +144,18 @@ impl Capture {
     /// # Errors
     /// When a table cannot be read.
     pub fn tables(&self) -> Result<Tables> {
+        Ok(Tables {
+            steps: self.steps()?.collect::<Result<_>>()?,
+            iterations: self.iterations()?.collect::<Result<_>>()?,
+            requests: self.requests()?.collect::<Result<_>>()?,
+            tokens: self.tokens()?.collect::<Result<_>>()?,
+            clocks: self.clock_quality()?.collect::<Result<_>>()?,
+            ..self.underived()?
+        })
+    }
+
+    /// The same without what the timeline derives.
+    pub(super) fn underived(&self) -> Result<Tables> {
         let points = self.points()?.collect::<Result<Vec<_>>>()?;
         let mut engines: Vec<String> = points.iter().map(|point| point.engine.clone()).collect();
         engines.sort();
@@ -162,16 +174,12 @@ impl Capture {
                 simulated: self.meta.simulated,
                 complete: !self.meta.recovered,
             },
-            steps: self.steps()?.collect::<Result<_>>()?,
-            iterations: self.iterations()?.collect::<Result<_>>()?,
-            requests: self.requests()?.collect::<Result<_>>()?,
-            tokens: self.tokens()?.collect::<Result<_>>()?,
             points,
             http_wires: self.http_wires()?.collect::<Result<_>>()?,
             http_ends: self.http_ends()?.collect::<Result<_>>()?,
-            clocks: self.clock_quality()?.collect::<Result<_>>()?,
             wall: self.wall()?,
             ledger: self.ledger()?.collect::<Result<_>>()?,
+            ..Tables::default()
         })
     }
 }

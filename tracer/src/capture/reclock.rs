@@ -8,17 +8,14 @@ use crate::timeline::tables::Tables;
 
 impl Capture {
     /// As [`Capture::tables`], but with GPU times, and all that follows from them, derived from the raw tables now. The
-    /// capture stays as it is; [`finish`](super::finish()) would store the same.
+    /// capture stays as it is, and its derived tables may be of another version; [`finish`](super::finish()) would store
+    /// the same.
     ///
     /// # Errors
     /// When a table cannot be read.
     pub fn tables_anew(&self) -> Result<Tables> {
-        let mut tables = self.tables()?;
+        let mut tables = self.underived()?;
         let Tables { steps, iterations, requests, tokens, clocks, ledger, .. } = &mut tables;
-        steps.clear();
-        iterations.clear();
-        requests.clear();
-        tokens.clear();
         let mut timeline = replay(
             self.folder(),
             |_| Ok(()),
@@ -183,6 +180,10 @@ mod tests {
         assert_eq!(capture.tables().unwrap().steps[0].gpu.unwrap().bound_ns, 77_000);
         assert_eq!(capture.tables_anew().unwrap(), expected);
         assert!(files(dir.path()) == before, "looking changed the capture");
+        // Nor need the derived tables be ones that this version can read.
+        fs::copy(dir.path().join("points.parquet"), dir.path().join("requests.parquet")).unwrap();
+        assert!(capture.tables().is_err());
+        assert_eq!(capture.tables_anew().unwrap(), expected);
 
         finish(dir.path()).unwrap();
         assert_eq!(Capture::open(dir.path()).unwrap().tables().unwrap(), expected);

@@ -29,17 +29,19 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
-    let before = args.reclock.then(|| clocks(args)).transpose()?;
+    // Tables of another version may not be readable; nothing is known of its clocks then.
+    let before = if args.reclock { clocks(args).ok() } else { None };
     let finished = capture::finish(&args.capture)?;
-    let change = before.map(|before| Ok::<_, anyhow::Error>((before, clocks(args)?))).transpose()?;
+    let after = if args.reclock { Some(clocks(args)?) } else { None };
     let mut out = std::io::stdout();
     if args.json {
-        serde_json::to_writer_pretty(&mut out, &json(&finished, change.as_ref()))?;
+        serde_json::to_writer_pretty(&mut out, &json(&finished, before.as_ref(), after.as_ref()))?;
         writeln!(out)?;
     } else {
         text(&finished, args, &mut out)?;
-        if let Some((before, after)) = &change {
-            let simulated = if finished.meta.simulated { " (simulated GPU)" } else { "" };
+        let simulated = if finished.meta.simulated { " (simulated GPU)" } else { "" };
+        if let Some(after) = after {
+            let before = before.map_or("not readable".into(), |before| before.to_string());
             writeln!(out, "GPU times{simulated}, before: {before}")?;
             writeln!(out, "GPU times{simulated}, now:    {after}")?;
         }
@@ -88,7 +90,7 @@ fn clocks(args: &Args) -> Result<Clocks> {
     Ok(Clocks::new(&clocks))
 }
 
-fn json(finished: &Finished, change: Option<&(Clocks, Clocks)>) -> serde_json::Value {
+fn json(finished: &Finished, before: Option<&Clocks>, after: Option<&Clocks>) -> serde_json::Value {
     let torn: Vec<_> = finished
         .torn
         .iter()
@@ -100,8 +102,8 @@ fn json(finished: &Finished, change: Option<&(Clocks, Clocks)>) -> serde_json::V
         "simulated": finished.meta.simulated,
         "rows": finished.rows,
         "torn": torn,
-        "clocks_before": change.map(|(before, _)| before),
-        "clocks": change.map(|(_, after)| after),
+        "clocks_before": before,
+        "clocks": after,
     })
 }
 

@@ -133,8 +133,11 @@ fn header(summary: &Summary, style: Style, out: &mut String) {
         "partly injected" => format!(" for {} of {} steps", gpu.steps_injected, summary.counts.steps),
         _ => String::new(),
     };
-    let anew = if recording.reclocked { "; mapped anew, not stored" } else { "" };
-    let _ = writeln!(out, "  GPU times: {}{steps}{simulated}{bound}{anew}", gpu.source);
+    let _ = writeln!(out, "  GPU times: {}{steps}{simulated}{bound}", gpu.source);
+    if recording.reclocked {
+        let note = "  They were mapped anew for this report; `tracer recover --reclock` would store them.";
+        let _ = writeln!(out, "{}", style.note(note));
+    }
     if !recording.complete {
         let warning = "  The recorder did not end by itself: the end of the recording may be missing.";
         let _ = writeln!(out, "{}", style.alarm(warning));

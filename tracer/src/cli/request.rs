@@ -152,12 +152,7 @@ fn header(tables: &Tables, request: &Request, style: Style, out: &mut String) {
     let badge = if tables.meta.simulated { "  simulated GPU" } else { "" };
     let title = format!("request {name}  #{}", request.id);
     let _ = writeln!(out, "{}{}", style.heading(&cut(&title, WIDTH - 16)), style.note(badge));
-    let at = tables.wall.realtime_ns(request.received_ns).and_then(date_time);
-    let mut facts = vec![format!(
-        "received {}{}",
-        offset(request.received_ns, tables.meta.started_ns),
-        at.map_or(String::new(), |at| format!(" ({at})"))
-    )];
+    let mut facts = vec![format!("received {}", offset(request.received_ns, tables.meta.started_ns))];
     facts.extend(request.prompt_tokens.map(|n| format!("prompt {} tokens", count(n.into()))));
     facts.push(match request.declared_tokens {
         Some(declared) => format!("{} of {declared} tokens seen", request.tokens),
@@ -173,8 +168,13 @@ fn header(tables: &Tables, request: &Request, style: Style, out: &mut String) {
     let tpot = request.tpot_ns.map(|ns| ns.round() as u64);
     let latencies = [shown("ttft", request.ttft_ns), shown("tpot", tpot), shown("e2e", e2e)];
     let _ = writeln!(out, "  {} (source: {})", latencies.join(" · "), request.source.name());
-    if let Some(trace) = request.trace_id {
-        let _ = writeln!(out, "  trace {}", hex(&trace));
+    let names = [
+        tables.wall.realtime_ns(request.received_ns).and_then(date_time),
+        request.trace_id.map(|trace| format!("trace {}", hex(&trace))),
+    ];
+    let names: Vec<String> = names.into_iter().flatten().collect();
+    if !names.is_empty() {
+        let _ = writeln!(out, "  {}", names.join(" · "));
     }
     out.push('\n');
 }
@@ -414,7 +414,7 @@ mod tests {
         let text = text(&tables, &Life::new(&tables, found[0]), Style::default());
         println!("{text}");
         assert!(text.contains("request req-0  #0  simulated GPU"), "{text}");
-        assert!(text.contains("(2026-11-30T00:53:20") && !text.contains('!'), "{text}");
+        assert!(text.contains("\n  2026-11-30T00:53:20.") && !text.contains('!'), "{text}");
         assert!(text.contains("ttft ") && text.contains("finished: length"), "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
         assert!(text.lines().any(|line| line.contains('#') && line.trim_end().ends_with('-')), "{text}");

@@ -128,7 +128,7 @@ fn tokens_and_steps_have_a_wall_clock_time() {
     }
     let mut summary = Summary::new(&tables(), 1);
     summary.recording.reclocked = true;
-    assert!(text(&summary, Style::default()).contains("mapped anew, not stored"));
+    assert!(text(&summary, Style::default()).contains("mapped anew for this report"));
 }
 
 #[test]
