@@ -103,6 +103,7 @@ fn picture<'a>(tables: &Tables, names: &'a Names, by: By, latency: Option<Latenc
         count_name: "tokens".to_owned(),
         points,
         losses: Vec::new(),
+        strips: Vec::new(),
     }
 }
 
