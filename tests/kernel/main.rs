@@ -7,6 +7,7 @@ mod fixture;
 mod follow;
 mod http;
 mod marks;
+mod nvml;
 mod placement;
 mod sched;
 mod sockets;
@@ -46,6 +47,7 @@ fn trials() -> Vec<Trial> {
         http::TESTS,
         sockets::TESTS,
         faults::TESTS,
+        nvml::TESTS,
         placement::TESTS,
     ];
     groups

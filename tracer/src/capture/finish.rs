@@ -16,8 +16,8 @@ use super::table::TableFile;
 use crate::clock::{ClockQuality, DeviceClock};
 use crate::event::mark;
 use crate::event::{
-    Call, Event, HostClock, HttpBegin, HttpEnd, HttpSend, HttpWire, Mapping, Point, Process, ProcessId,
-    Sample, Sched, Stack,
+    Call, Event, GpuProcess, GpuSample, HostClock, HttpBegin, HttpEnd, HttpSend, HttpWire, Mapping, Point,
+    Process, ProcessId, Sample, Sched, Stack, Xid,
 };
 use crate::symbol::{self, SymbolFrame, Symbolizer};
 use crate::timeline::rows::{Iteration, Request, Step, Token};
@@ -145,10 +145,9 @@ fn derive(folder: &Folder, rows: &mut BTreeMap<&'static str, u64>) -> Result<Der
     for (event, number) in Events::open(folder)?.zip(1u64..) {
         let event = event?;
         last_ns = last_ns.max(event.time_ns());
-        match &event {
-            Event::Sched(sched) => offcpu.push(&sched.into())?,
-            Event::Point(point) => simulated |= point.simulated,
-            _ => {}
+        simulated |= event.is_simulated();
+        if let Event::Sched(sched) = &event {
+            offcpu.push(&sched.into())?;
         }
         timeline.feed(&event);
         if number % DRAIN_EVENTS == 0 {

@@ -9,7 +9,9 @@ use super::meta::Meta;
 use super::raw::{Counter, Table};
 use super::reader::{Batches, Events};
 use crate::clock::ClockQuality;
-use crate::event::{Call, HttpEnd, HttpWire, Mapping, Point, Process, Sample, Sched, Stack};
+use crate::event::{
+    Call, GpuProcess, GpuSample, HttpEnd, HttpWire, Mapping, Point, Process, Sample, Sched, Stack, Xid,
+};
 use crate::symbol::SymbolFrame;
 use crate::timeline::rows::{Iteration, Request, Step, Token};
 use crate::timeline::tables::{self, LedgerRow, Tables};
@@ -87,6 +89,9 @@ tables! {
     http_wires: HttpWire;
     http_ends: HttpEnd;
     calls: Call;
+    gpu_samples: GpuSample;
+    gpu_process_samples: GpuProcess;
+    xids: Xid;
 }
 
 impl Capture {
@@ -145,6 +150,7 @@ impl Capture {
                 ended_ns: self.meta.ended_monotonic_ns.unwrap_or(started_monotonic_ns),
                 simulated: self.meta.simulated,
                 complete: !self.meta.recovered,
+                not_recorded: self.meta.not_recorded.clone(),
             },
             steps: self.steps()?.collect::<Result<_>>()?,
             iterations: self.iterations()?.collect::<Result<_>>()?,
@@ -154,6 +160,9 @@ impl Capture {
             http_wires: self.http_wires()?.collect::<Result<_>>()?,
             http_ends: self.http_ends()?.collect::<Result<_>>()?,
             clocks: self.clock_quality()?.collect::<Result<_>>()?,
+            gpu_samples: self.gpu_samples()?.collect::<Result<_>>()?,
+            gpu_processes: self.gpu_process_samples()?.collect::<Result<_>>()?,
+            xids: self.xids()?.collect::<Result<_>>()?,
             ledger: self.ledger()?.collect::<Result<_>>()?,
         })
     }

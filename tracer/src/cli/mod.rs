@@ -42,7 +42,8 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Record(record::Args),
+    // Boxed: it is by far the largest.
+    Record(Box<record::Args>),
     Report(report::Args),
     Request(request::Args),
     Flamegraph(flamegraph::Args),

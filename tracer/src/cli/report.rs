@@ -1,5 +1,6 @@
 //! `tracer report`: what a capture says about latency, on one page.
 
+mod gpu;
 mod sockets;
 mod summary;
 
@@ -67,6 +68,10 @@ fn text(summary: &Summary, style: Style) -> String {
         section("Device clocks", style, &mut out);
         out.push_str(&clocks(&summary.clocks).render(style));
         violations(&summary.clocks, style, &mut out);
+    }
+    if !summary.gpus.is_empty() {
+        section("GPU, as NVML and the driver say", style, &mut out);
+        summary.gpus.text(summary.recording.started_ns, style, &mut out);
     }
     section("Counts", style, &mut out);
     counts(summary, &mut out);

@@ -57,6 +57,7 @@ pub(crate) fn tables() -> Tables {
             ended_ns,
             simulated: true,
             complete: true,
+            ..Meta::default()
         },
         steps: out.steps,
         iterations: out.iterations,
@@ -67,5 +68,6 @@ pub(crate) fn tables() -> Tables {
         http_ends: Vec::new(),
         clocks: vec![clock],
         ledger: vec![row("vital_written", 12_345, false), row("vital_dropped", 0, true)],
+        ..Tables::default()
     }
 }
