@@ -10,6 +10,7 @@ mod marks;
 mod nvml;
 mod placement;
 mod sched;
+mod servers;
 mod sockets;
 mod targets;
 mod trial;
@@ -46,6 +47,7 @@ fn trials() -> Vec<Trial> {
         truth::TESTS,
         http::TESTS,
         sockets::TESTS,
+        if servers::folder().is_some() { servers::TESTS } else { &[] },
         faults::TESTS,
         nvml::TESTS,
         placement::TESTS,

@@ -5,6 +5,7 @@ mod command;
 mod demo;
 mod fuzz;
 mod real_libs;
+mod real_servers;
 mod setup;
 mod test;
 
