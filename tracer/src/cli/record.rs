@@ -61,6 +61,9 @@ pub(crate) struct Args {
     /// Do not read HTTP from sockets: requests and tokens are known from marks only
     #[arg(long)]
     no_sockets: bool,
+    /// Follow sockets by system calls, as is done on kernels before 6.3
+    #[arg(long, conflicts_with = "no_sockets")]
+    socket_syscalls: bool,
     /// Header that names a request (repeatable) [default: x-request-id, x-correlation-id, request-id]
     #[arg(long, value_name = "HEADER", conflicts_with = "no_sockets")]
     id_header: Vec<String>,
@@ -336,6 +339,7 @@ fn options(args: &Args) -> Options {
         min_off_cpu_ns: args.min_off_cpu.map_or(0, |time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)),
         sockets: !args.no_sockets,
         http: http_config(&args.id_header),
+        socket_syscalls: args.socket_syscalls,
         follow: !args.no_follow,
         returns: !args.no_returns,
         log_kernel: args.log_kernel,
