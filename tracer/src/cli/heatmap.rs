@@ -163,6 +163,7 @@ mod tests {
             choice: 0,
             index,
             delivered_ns,
+            wire_ns: None,
             latency_ns,
             source: Source::Mark,
             join: crate::timeline::rows::Join::Mark,

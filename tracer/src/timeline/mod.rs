@@ -182,6 +182,7 @@ impl<C: Clock> Timeline<C> {
             }
             Event::HttpBegin(begin) => self.order.push(Input::HttpBegin(begin.clone())),
             Event::HttpSend(send) => self.order.push(Input::HttpSend(*send)),
+            Event::HttpWire(wire) => self.order.push(Input::HttpWire(*wire)),
             Event::HttpEnd(end) => self.order.push(Input::HttpEnd(*end)),
             Event::Process(process)
                 if process.action == ProcessAction::Exit
@@ -267,6 +268,7 @@ impl<C: Clock> Timeline<C> {
             Input::Mark(event) => self.mark(event.origin, event.mark),
             Input::HttpBegin(begin) => self.http_begin(begin),
             Input::HttpSend(send) => self.http_send(send),
+            Input::HttpWire(wire) => self.http_wire(wire),
             Input::HttpEnd(end) => self.http_end(end),
             Input::Exit(origin) => {
                 self.forget_thread(origin.process, origin.tid);
