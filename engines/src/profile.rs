@@ -329,6 +329,14 @@ impl Profiles {
         known
     }
 
+    /// Whether calls of the function of this name are steps.
+    #[must_use]
+    pub fn is_step(&self, symbol: &str) -> bool {
+        let about = |rule: &&PointRule| rule.find.symbols().iter().any(|name| name == symbol);
+        let first = self.profiles.iter().flat_map(|profile| &profile.point).find(about);
+        first.is_some_and(|rule| rule.role == Role::Step)
+    }
+
     /// Whether a profile concerns files of this name (the last part of a path); files that any profile may concern
     /// (marks) do not count. Costs a few string comparisons.
     #[must_use]
@@ -367,10 +375,12 @@ mod tests {
         }
         let mut profiles = Profiles::builtin();
         assert_eq!(profiles.profiles.len(), BUILTIN.len());
+        assert!(!profiles.is_step("cuGraphLaunch"));
         for (name, _) in OPTIONAL {
             profiles.load(Path::new(name)).unwrap();
             assert_eq!(profiles.profiles[0].engine, name);
         }
+        assert!(profiles.is_step("cuGraphLaunch"));
     }
 
     #[test]

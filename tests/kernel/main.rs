@@ -6,6 +6,7 @@ mod faults;
 mod fixture;
 mod follow;
 mod http;
+mod graph;
 mod marks;
 mod nvml;
 mod placement;
@@ -48,6 +49,7 @@ fn trials() -> Vec<Trial> {
         http::TESTS,
         sockets::TESTS,
         if servers::folder().is_some() { servers::TESTS } else { &[] },
+        graph::TESTS,
         faults::TESTS,
         nvml::TESTS,
         placement::TESTS,
