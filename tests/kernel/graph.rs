@@ -35,15 +35,22 @@ pub(crate) fn compile(folder: &Path, source: &str) -> Result<PathBuf> {
 /// Records the program; `how`: how it gets `cuGraphLaunch`.
 fn run(how: &str) -> Result<Tables> {
     let folder = tempfile::tempdir()?;
-    let capture = folder.path().join("capture");
-    let ready = folder.path().join("ready");
+    record(folder.path(), how, "")?.tables().map_err(Into::into)
+}
+
+/// As [`run`], in a folder, on a driver with this fault; its truth goes to the file `truth`.
+pub(crate) fn record(folder: &Path, how: &str, fault: &str) -> Result<Capture> {
+    let capture = folder.join("capture");
+    let ready = folder.join("ready");
     let mut recorder = faults::tracer()?
         .args(["record", "--quiet", "--duration", "60s", "--engine", "cuda_graph", "-o"])
         .arg(&capture)
         .arg("--")
-        .arg(compile(folder.path(), "graph.cpp")?)
+        .arg(compile(folder, "graph.cpp")?)
         .args([how, "1", &LAUNCHES.to_string(), "500000"])
-        .env("LD_LIBRARY_PATH", folder.path())
+        .env("LD_LIBRARY_PATH", folder)
+        .env("STANDIN_CUDA_FAULT", fault)
+        .env("STANDIN_CUDA_LOG", folder.join("truth"))
         .env("WAIT_FILE", &ready)
         .stdout(Stdio::piped())
         .spawn()?;
@@ -54,7 +61,7 @@ fn run(how: &str) -> Result<Tables> {
     let text = std::io::read_to_string(recorder.stdout.take().context("no stdout")?)?;
     ensure!(text.contains(&format!("launches {LAUNCHES}")), "the program says: {text}");
     ensure!(faults::wait(&mut recorder)?.success(), "the recorder failed");
-    Ok(Capture::open(&capture)?.tables()?)
+    Ok(Capture::open(&capture)?)
 }
 
 fn ledger(tables: &Tables, name: &str) -> u64 {

@@ -7,6 +7,7 @@ mod fixture;
 mod follow;
 mod http;
 mod graph;
+mod inject;
 mod marks;
 mod nvml;
 mod placement;
@@ -50,6 +51,7 @@ fn trials() -> Vec<Trial> {
         sockets::TESTS,
         if servers::folder().is_some() { servers::TESTS } else { &[] },
         graph::TESTS,
+        inject::TESTS,
         faults::TESTS,
         nvml::TESTS,
         placement::TESTS,

@@ -169,7 +169,7 @@ pub(crate) fn query(answer: Result) -> Result {
     }
     if answer.is_ok()
         && let Some(us) = at(Kind::QueryLate, raw_now())
-        && COMPLETE.fetch_add(1, Ordering::Relaxed) % 3 == 0
+        && COMPLETE.fetch_add(1, Ordering::Relaxed).is_multiple_of(3)
     {
         sleep(us);
     }
