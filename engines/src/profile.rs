@@ -269,7 +269,10 @@ const BUILTIN: [&str; 9] = [
 ];
 
 /// Profiles that are built in and used only when asked for, by name.
-const OPTIONAL: [(&str, &str); 1] = [("cuda_graph", include_str!("../profiles/optional/cuda_graph.toml"))];
+const OPTIONAL: [(&str, &str); 2] = [
+    ("cuda_graph", include_str!("../profiles/optional/cuda_graph.toml")),
+    ("own_steps", include_str!("../profiles/optional/own_steps.toml")),
+];
 
 /// A set of profiles: the built-in ones and those that the user added.
 #[derive(Clone, Debug)]
@@ -285,7 +288,7 @@ impl Profiles {
         Self { profiles: BUILTIN.iter().filter_map(|text| toml::from_str(text).ok()).collect() }
     }
 
-    /// Adds a profile of the user, or an optional one by its name (`cuda_graph`); it replaces one that has the same
+    /// Adds a profile of the user, or an optional one by its name (`cuda_graph`, `own_steps`); it replaces one that has the same
     /// `engine`, and comes before the others: what it says of a function holds.
     ///
     /// # Errors

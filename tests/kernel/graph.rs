@@ -10,8 +10,11 @@ use tracer::{capture::Capture, timeline::tables::Tables};
 
 use crate::{Test, faults, truth};
 
-pub(crate) const TESTS: &[(&str, Test)] =
-    &[("graph::every_launch_has_its_gpu_time", every_launch), ("graph::hidden_launches_are_counted", hidden)];
+pub(crate) const TESTS: &[(&str, Test)] = &[
+    ("graph::every_launch_has_its_gpu_time", every_launch),
+    ("graph::hidden_launches_are_counted", hidden),
+    ("graph::own_steps_have_their_gpu_time", own_steps),
+];
 
 /// Launches of the program; each takes 0.5 ms on the GPU.
 const LAUNCHES: usize = 4000;
@@ -40,28 +43,60 @@ fn run(how: &str) -> Result<Tables> {
 
 /// As [`run`], in a folder, on a driver with this fault; its truth goes to the file `truth`.
 pub(crate) fn record(folder: &Path, how: &str, fault: &str) -> Result<Capture> {
+    let mut program = Command::new(compile(folder, "graph.cpp")?);
+    program.args([how, "1", &LAUNCHES.to_string(), "500000"]);
+    let text = record_program(folder, "cuda_graph", "cuGraphLaunch", &program, fault)?;
+    ensure!(text.contains(&format!("launches {LAUNCHES}")), "the program says: {text}");
+    Ok(Capture::open(&folder.join("capture"))?)
+}
+
+/// Records a program with an optional engine into the folder `capture`; it begins once this point is probed. Returns what
+/// it printed.
+fn record_program(
+    folder: &Path,
+    engine: &str,
+    point: &str,
+    program: &Command,
+    fault: &str,
+) -> Result<String> {
     let capture = folder.join("capture");
     let ready = folder.join("ready");
     let mut recorder = faults::tracer()?
-        .args(["record", "--quiet", "--duration", "60s", "--engine", "cuda_graph", "-o"])
+        .args(["record", "--quiet", "--duration", "60s", "--engine", engine, "-o"])
         .arg(&capture)
         .arg("--")
-        .arg(compile(folder, "graph.cpp")?)
-        .args([how, "1", &LAUNCHES.to_string(), "500000"])
+        .arg(program.get_program())
+        .args(program.get_args())
         .env("LD_LIBRARY_PATH", folder)
         .env("STANDIN_CUDA_FAULT", fault)
         .env("STANDIN_CUDA_LOG", folder.join("truth"))
         .env("WAIT_FILE", &ready)
         .stdout(Stdio::piped())
         .spawn()?;
-    for point in [b"cuGraphLaunch".as_slice(), b"libtracer_inject"] {
+    for point in [point.as_bytes(), b"libtracer_inject"] {
         faults::wait_for(|| truth::holds(&capture.join("raw/points.arrows"), point))?;
     }
     std::fs::write(&ready, "")?;
     let text = std::io::read_to_string(recorder.stdout.take().context("no stdout")?)?;
-    ensure!(text.contains(&format!("launches {LAUNCHES}")), "the program says: {text}");
-    ensure!(faults::wait(&mut recorder)?.success(), "the recorder failed");
-    Ok(Capture::open(&capture)?)
+    ensure!(faults::wait(&mut recorder)?.success(), "the recorder failed: {text}");
+    Ok(text)
+}
+
+/// Steps that a Rust program marks out itself.
+fn own_steps() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    standin::stage_driver(folder.path())?;
+    let tracer = standin::built("tracer", "tracer")?;
+    let mut program = Command::new(tracer.parent().context("no folder")?.join("examples/own_steps"));
+    program.arg("2000");
+    let text = record_program(folder.path(), "own_steps", "tracer_step", &program, "")?;
+    ensure!(text.contains("steps 2000"), "the program says: {text}");
+    let tables = Capture::open(&folder.path().join("capture"))?.tables()?;
+    let timed = tables.steps.iter().filter(|step| step.gpu.is_some()).count();
+    println!("  {} steps, {timed} with GPU times", tables.steps.len());
+    ensure!(tables.steps.len() == 2000 && timed > 1000, "too few");
+    ensure!(ledger(&tables, "gpu_span_without_step") == 0, "a span without its step");
+    Ok(())
 }
 
 fn ledger(tables: &Tables, name: &str) -> u64 {

@@ -164,6 +164,17 @@ impl InStep {
     pub(crate) fn enter() -> Self {
         Self(is_hooked() && !IN_STEP.replace(true))
     }
+
+    /// To be kept by others: whether it entered.
+    pub(crate) fn into_raw(self) -> bool {
+        let entered = self.0;
+        std::mem::forget(self);
+        entered
+    }
+
+    pub(crate) fn from_raw(entered: bool) -> Self {
+        Self(entered)
+    }
 }
 
 impl Drop for InStep {

@@ -25,6 +25,7 @@
 //! - [`find`]: the libraries that the program has mapped; which vtable words to replace.
 //! - [`hook`]: replacing and restoring them; the shims.
 //! - [`graph`]: the shims for graph launches; [`interpose`]: `dlsym`; [`originals`]: what shims stand for.
+//! - [`own`]: steps that the program marks out itself.
 //! - [`step`]: what a shim does around a step (the program's threads).
 //! - [`context`]: per CUDA context, the pool of event pairs.
 //! - [`harvest`]: reading finished events, clock bursts (our thread).
@@ -41,6 +42,7 @@ mod harvest;
 mod hook;
 mod interpose;
 mod originals;
+mod own;
 mod queue;
 mod report;
 mod start;

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{clock, context, driver, find::Finder, graph, harvest::Harvester, report, step::DONE};
+use crate::{clock, context, driver, find::Finder, graph, harvest::Harvester, own, report, step::DONE};
 
 /// Between rounds while a tracer listens; steps wait this long for their events to be read, at most.
 const ROUND: Duration = Duration::from_millis(2);
@@ -142,7 +142,7 @@ fn run() {
         if report::is_disabled() {
             finder.unhook();
         }
-        let hooked = finder.is_hooked() || graph::is_hooked();
+        let hooked = finder.is_hooked() || graph::is_hooked() || own::is_used();
         let (driver, mut pause) = (hooked.then(driver).flatten(), PAUSE);
         let has_something_to_say = hooked || finder.problem().is_some() || report::is_disabled();
         let active = has_something_to_say && report::listening();

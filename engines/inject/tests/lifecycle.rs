@@ -72,7 +72,7 @@ fn an_engine_that_is_loaded_late() {
 /// 8 threads × 4 streams; `TRACER_HAMMER_STEPS` per thread.
 #[test]
 fn hammered_from_many_threads() {
-    let steps = std::env::var("TRACER_HAMMER_STEPS").unwrap_or_else(|_| "10000".to_owned());
+    let steps = std::env::var("TRACER_HAMMER_STEPS").unwrap_or_else(|_| "50000".to_owned());
     let stage = Stage::new(&[]);
     let arguments = ["hammer", "8", &steps, "0"];
     let run = |mut command: std::process::Command| {

@@ -79,7 +79,7 @@ pub(crate) struct Args {
     /// Also probe this function, or all of this role: launch, copy, event_record (repeatable; see `tracer probes`)
     #[arg(long, value_name = "NAME")]
     point: Vec<String>,
-    /// Another engine profile: a file, or cuda_graph (repeatable)
+    /// Another engine profile: a file, cuda_graph, or own_steps (repeatable)
     #[arg(long, value_name = "FILE")]
     engine: Vec<PathBuf>,
     /// With a command: do not load the library that takes GPU times
