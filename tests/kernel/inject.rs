@@ -16,6 +16,7 @@ pub(crate) const TESTS: &[(&str, Test)] = &[
     // The one step whose event has the wrong time cannot be told from others.
     ("inject::backwards_reading", || check("glitch_ns=-400000@4001", 0, 1)),
     ("inject::clock_wander", || check("wander_ns=20000", 0, 0)),
+    ("inject::turned_off", turned_off),
 ];
 
 /// One line of the stand-in driver's truth log.
@@ -77,5 +78,16 @@ fn check(fault: &str, unaligned: usize, wrong: usize) -> Result<()> {
         tables.ledger.iter().filter(|row| row.name == "gpu_span_unaligned").map(|row| row.count).sum();
     ensure!(counted == lost as u64 && lost >= unaligned, "{lost} unaligned, {counted} counted");
     ensure!(outside.len() <= wrong, "outside of their bound: {:?}", &outside[..outside.len().min(5)]);
+    Ok(())
+}
+
+/// A driver that errs: the capture says why there are no GPU times.
+fn turned_off() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let tables = graph::record(folder.path(), "dlsym", "record_error=999@4000")?.tables()?;
+    let timed = tables.steps.iter().filter(|step| step.gpu.is_some()).count();
+    ensure!((1000..3000).contains(&timed), "{timed} GPU times");
+    let reason = "gpu_times_off: the CUDA driver answered with error 999";
+    ensure!(tables.ledger.iter().any(|row| row.name == reason && row.loss), "{:?}", tables.ledger);
     Ok(())
 }

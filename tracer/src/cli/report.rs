@@ -382,7 +382,7 @@ fn ledger(summary: &Summary, style: Style, out: &mut String) {
         let _ = writeln!(out, "  nothing lost");
     }
     for line in losses {
-        let text = format!("  LOST       {:>12}  {}", count(line.count), clean(&line.name, 60));
+        let text = format!("  LOST       {:>12}  {}", count(line.count), clean(&line.name, 200));
         let _ = writeln!(out, "{}", style.alarm(&text));
     }
     for line in unmatched {

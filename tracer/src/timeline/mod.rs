@@ -32,7 +32,7 @@ use std::collections::{BTreeMap, HashMap};
 use crate::event::mark::GpuSpan;
 use crate::event::{Event, Mark, Origin, Point, ProcessAction, ProcessId, Role};
 use counts::Counts;
-pub use counts::Example;
+pub use counts::{Example, GPU_TIMES_OFF};
 use exchange::Exchanges;
 use iteration::{IterationKey, OpenIteration};
 use order::{Input, Order};
@@ -288,7 +288,7 @@ impl<C: Clock> Timeline<C> {
             Mark::Token(token) => self.token(origin, token),
             Mark::Batch(batch) => self.batch(origin, batch),
             Mark::GpuSpan(span) => self.gpu_span(origin, span),
-            Mark::InjectState(state) => self.inject_state(origin, state.active),
+            Mark::InjectState(state) => self.inject_state(origin, &state),
             Mark::ClockBurst(_) | Mark::Phase(_) | Mark::Attr(_) => {}
         }
     }

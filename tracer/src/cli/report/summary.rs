@@ -11,6 +11,7 @@ use crate::cli::units::{date_time, hex};
 use crate::clock::ClockQuality;
 use crate::event::ProcessId;
 use crate::latency::{Latencies, Latency};
+use crate::timeline::GPU_TIMES_OFF;
 use crate::timeline::coverage::{self, Coverage};
 use crate::timeline::rows::{Request, Source, Step, Token, Unmatched};
 use crate::timeline::tables::{LedgerRow, Meta, Tables};
@@ -333,6 +334,7 @@ fn concerns(name: &str, latency: Latency) -> bool {
         Some(Unmatched::GpuSpanWithoutStep | Unmatched::StepWithoutGpuSpan | Unmatched::GpuSpanUnaligned) => {
             latency == Latency::GpuSpan
         }
+        _ if name.starts_with(GPU_TIMES_OFF) => latency == Latency::GpuSpan,
         // Bytes are no samples; the report says that the end is missing. No latency comes from NVML or the kernel log.
         _ => {
             let beside = ["torn_bytes", "nvml_", "kmsg_"];
