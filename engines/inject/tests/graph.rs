@@ -26,18 +26,25 @@ fn heard(stage: &Stage, how: &str, threads: usize) -> Command {
 /// Every span lies around one launch: its two events are in the driver's log, around the graph's kernel.
 fn check_spans(stage: &Stage, threads: usize) {
     let (marks, events) = (stage.marks(), stage.events());
-    assert!(marks.spans.len() > LAUNCHES / 2, "{} spans", marks.spans.len());
+    assert!(marks.spans.len() > LAUNCHES / 5, "{} spans", marks.spans.len());
     let mut refused = 0;
     for span in &marks.spans {
-        // The log's times are converted between clocks; the thread's next launch is 300 µs away.
-        let around = span.enqueue_begin_ns - 20_000..=span.enqueue_end_ns + 20_000;
-        let inside = events
+        // The log's times are converted between clocks, so that a neighbour's event may seem to lie inside.
+        let around = span.enqueue_begin_ns - 5_000..=span.enqueue_end_ns + 5_000;
+        let inside: Vec<_> = events
             .iter()
-            .filter(|event| event.tid == u64::from(span.tid) && around.contains(&event.record_ns));
-        let [begin, end] = inside.collect::<Vec<_>>()[..] else { panic!("not two events in {span:?}") };
-        let truth = (end.complete_ns - begin.complete_ns) as f64;
-        refused += usize::from(truth < 300_000.0);
-        common::assert_near(f32::from_bits(span.span_ms_bits), truth * (1.0 + common::DRIFT_PPM * 1e-6));
+            .filter(|event| event.tid == u64::from(span.tid) && around.contains(&event.record_ns))
+            .collect();
+        let ms = f32::from_bits(span.span_ms_bits);
+        let distance = |pair: &[&common::Event]| {
+            (pair[1].complete_ns - pair[0].complete_ns) as f64 * (1.0 + common::DRIFT_PPM * 1e-6)
+        };
+        let nearest = inside.windows(2).map(distance).min_by(|one, other| {
+            let far = |ns: f64| (ns - f64::from(ms) * 1e6).abs();
+            far(*one).total_cmp(&far(*other))
+        });
+        common::assert_near(ms, nearest.expect("two events"));
+        refused += usize::from(ms < 0.3);
     }
     // Each thread has one launch that the driver refuses.
     assert!(refused <= threads, "{refused} spans without a kernel");
@@ -122,5 +129,35 @@ fn lookups_mean_what_they_mean_without_the_library() {
     );
     for graphs in ["0", "1"] {
         assert_eq!(output(stage.injected(&arguments).env("TRACER_INJECT_GRAPHS", graphs)), without);
+    }
+}
+
+#[test]
+fn a_launch_within_a_step_is_part_of_it() {
+    let stage = Stage::new(&[]);
+    let mut command = stage.heard(&["inner", "2", "700", "500000"]);
+    command.env("WAIT_HOOK", "1").env("TRACER_INJECT_GRAPHS", "1");
+    assert_eq!(output(&mut command), "steps 1400\n");
+    let marks = stage.marks();
+    let (state, _) = marks.states.last().unwrap();
+    assert!(state.steps <= 1400 && marks.spans.len() > 300, "{state:?} {}", marks.spans.len());
+    assert!(marks.spans.iter().all(|span| f32::from_bits(span.span_ms_bits) >= 0.5));
+}
+
+#[test]
+fn another_library_that_replaces_dlsym_gets_along() {
+    let stage = Stage::with_program("graph.cpp", &[]);
+    let (source, other) = (stage.path("other.cpp"), stage.path("libother.so"));
+    let text = "#include <dlfcn.h>\n#include <cstdio>\nstatic int calls;\n\
+        extern \"C\" void* dlsym(void* library, const char* name) noexcept {\n\
+          static auto real = (void* (*)(void*, const char*))dlvsym(RTLD_NEXT, \"dlsym\", \"GLIBC_2.2.5\");\n\
+          ++calls;\n  return real(library, name);\n}\n\
+        __attribute__((destructor)) static void end() { printf(\"seen: %d\\n\", calls > 10); }";
+    std::fs::write(&source, text).unwrap();
+    common::compile(&other, &source, &["-shared", "-fPIC"]);
+    let (ours, other) = (common::built("libtracer_inject.so"), other.display().to_string());
+    for preload in [format!("{}:{other}", ours.display()), format!("{other}:{}", ours.display())] {
+        let mut command = heard(&stage, "dlsym", 1);
+        assert_eq!(output(command.env("LD_PRELOAD", &preload)), format!("launches {LAUNCHES}\nseen: 1\n"));
     }
 }

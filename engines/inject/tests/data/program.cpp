@@ -3,7 +3,8 @@
 //
 // program MODE THREADS STEPS KERNEL_NS   MODE: run | capture | fork | bench | bare | flood (no waiting between steps) |
 //   hammer (four streams a thread, and copies whose bytes are added up) | contexts (each thread with its own, again and
-//   again) | streams (each destroyed after a few steps) | exec, exit (while steps run) | reload (of the engine) | late
+//   again) | streams (each destroyed after a few steps) | exec, exit (while steps run) | reload (of the engine) | late |
+//   inner (each step launches a graph)
 // With WAIT_HOOK=1 in the environment it begins when its vtable slot has been replaced.
 #include <dlfcn.h>
 #include <sys/wait.h>
@@ -41,6 +42,10 @@ static void launch(Handle stream) {
   must("launch", cu("cuLaunchKernel", function, 1u, 1u, 1u, 1u, 1u, 1u, 0u, stream, static_cast<void**>(parameters),
                     static_cast<void**>(nullptr)));
 }
+
+static Handle inner_graph;
+
+static void launch_inner(Handle stream) { must("graph", cu("cuGraphLaunch", inner_graph, stream)); }
 
 static long now() {
   timespec t;
@@ -99,6 +104,17 @@ static int run(Handle cuda_context, const Context& context, int threads, int ste
   for (auto& thread : all) thread.join();
   printf("steps %ld\n", done.load());
   return 0;
+}
+
+// From now on a step launches a graph of one kernel.
+static void make_inner_graph() {
+  Handle stream, graph;
+  must("stream", cu("cuStreamCreate", &stream, 1u));
+  must("begin", cu("cuStreamBeginCapture_v2", stream, 0));
+  launch(stream);
+  must("end", cu("cuStreamEndCapture", stream, &graph));
+  must("instantiate", cu("cuGraphInstantiateWithFlags", &inner_graph, graph, 0ull));
+  *static_cast<void (**)(Handle)>(dlsym(dlopen("libnvinfer.so.10", RTLD_NOW), "fake_work")) = launch_inner;
 }
 
 // What a step does is launched, and waited for once at the end; but for the first tenth, during which the library makes
@@ -237,6 +253,7 @@ int main(int argc, char** argv) {
     }
   }
   if (!strcmp(mode, "capture")) return capture(context);
+  if (!strcmp(mode, "inner")) make_inner_graph();
   if (!strcmp(mode, "flood")) return flood(context, steps);
   if (!strcmp(mode, "hammer")) return hammer_all(cuda_context, context, threads, steps);
   if (!strcmp(mode, "contexts") || !strcmp(mode, "streams")) {
