@@ -8,11 +8,11 @@ mod bpftrace;
 mod clock;
 mod driver;
 mod empty;
+mod inject;
 mod library;
 #[path = "../../engines/tests/real/memory.rs"]
 mod memory;
 mod part;
-mod inject;
 mod probe;
 mod recorder;
 mod resolver;
