@@ -269,7 +269,10 @@ const BUILTIN: [&str; 9] = [
 ];
 
 /// Profiles that are built in and used only when asked for, by name.
-const OPTIONAL: [(&str, &str); 1] = [("cuda_graph", include_str!("../profiles/optional/cuda_graph.toml"))];
+const OPTIONAL: [(&str, &str); 2] = [
+    ("cuda_graph", include_str!("../profiles/optional/cuda_graph.toml")),
+    ("own_steps", include_str!("../profiles/optional/own_steps.toml")),
+];
 
 /// A set of profiles: the built-in ones and those that the user added.
 #[derive(Clone, Debug)]
@@ -285,7 +288,7 @@ impl Profiles {
         Self { profiles: BUILTIN.iter().filter_map(|text| toml::from_str(text).ok()).collect() }
     }
 
-    /// Adds a profile of the user, or an optional one by its name (`cuda_graph`); it replaces one that has the same
+    /// Adds a profile of the user, or an optional one by its name (`cuda_graph`, `own_steps`); it replaces one that has the same
     /// `engine`, and comes before the others: what it says of a function holds.
     ///
     /// # Errors
@@ -329,6 +332,14 @@ impl Profiles {
         known
     }
 
+    /// Whether calls of the function of this name are steps.
+    #[must_use]
+    pub fn is_step(&self, symbol: &str) -> bool {
+        let about = |rule: &&PointRule| rule.find.symbols().iter().any(|name| name == symbol);
+        let first = self.profiles.iter().flat_map(|profile| &profile.point).find(about);
+        first.is_some_and(|rule| rule.role == Role::Step)
+    }
+
     /// Whether a profile concerns files of this name (the last part of a path); files that any profile may concern
     /// (marks) do not count. Costs a few string comparisons.
     #[must_use]
@@ -367,10 +378,12 @@ mod tests {
         }
         let mut profiles = Profiles::builtin();
         assert_eq!(profiles.profiles.len(), BUILTIN.len());
+        assert!(!profiles.is_step("cuGraphLaunch"));
         for (name, _) in OPTIONAL {
             profiles.load(Path::new(name)).unwrap();
             assert_eq!(profiles.profiles[0].engine, name);
         }
+        assert!(profiles.is_step("cuGraphLaunch"));
     }
 
     #[test]

@@ -20,6 +20,6 @@ pub mod text;
 pub use error::Error;
 pub use flame::{FlameGraph, FlameOptions, Palette, flamegraph};
 pub use frame::Header;
-pub use heatmap::{Axis, HeatmapInput, Loss, Point, heatmap};
+pub use heatmap::{Axis, Fault, HeatmapInput, Lane, Loss, Point, Stretch, Strip, heatmap};
 pub use histogram::{HistogramInput, Panel, Quantile, histogram};
 pub use scale::duration;

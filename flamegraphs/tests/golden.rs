@@ -6,6 +6,7 @@
 #[path = "golden/made_up.rs"]
 mod made_up;
 
+use flamegraphs::HeatmapInput;
 use std::error::Error;
 use std::fs;
 use std::path::Path;
@@ -46,6 +47,13 @@ fn flamegraph() -> Result<(), Box<dyn Error>> {
 fn heatmap_over_time() -> Result<(), Box<dyn Error>> {
     let ids = made_up::ids(8);
     check("heatmap_time", &flamegraphs::heatmap(&made_up::heatmap_over_time(&ids, 1500))?)
+}
+
+#[test]
+fn heatmap_with_devices() -> Result<(), Box<dyn Error>> {
+    let ids = made_up::ids(8);
+    let input = HeatmapInput { strips: made_up::strips(), ..made_up::heatmap_over_time(&ids, 1500) };
+    check("heatmap_devices", &flamegraphs::heatmap(&input)?)
 }
 
 #[test]

@@ -1,7 +1,10 @@
 //! Strings chosen by others: whatever they hold, a picture is well-formed, carries no markup of theirs, and is the
 //! same every time.
 
-use flamegraphs::{Axis, FlameOptions, Header, HeatmapInput, HistogramInput, Loss, Panel, Point, Quantile};
+use flamegraphs::{
+    Axis, Fault, FlameOptions, Header, HeatmapInput, HistogramInput, Lane, Loss, Panel, Point, Quantile,
+    Stretch, Strip,
+};
 use proptest::prelude::*;
 
 /// Text as an attacker or an accident would choose it.
@@ -53,6 +56,25 @@ fn assert_safe(svg: &str, scripts: usize) -> Result<(), TestCaseError> {
     Ok(())
 }
 
+fn strip() -> impl Strategy<Value = Strip> {
+    let times = || prop::collection::vec(any::<(u64, u64)>(), 0..6);
+    let lane = (hostile(), hostile(), any::<u64>(), times()).prop_map(|(name, unit, top, points)| Lane {
+        name,
+        unit,
+        top,
+        points,
+    });
+    let held = (any::<u64>(), any::<u64>(), hostile()).prop_map(|(a, b, what)| Stretch { range: a..b, what });
+    let fault = (any::<u64>(), hostile()).prop_map(|(at, what)| Fault { at, what });
+    (
+        hostile(),
+        prop::collection::vec(lane, 0..3),
+        prop::collection::vec(held, 0..3),
+        prop::collection::vec(fault, 0..3),
+    )
+        .prop_map(|(name, lanes, held, faults)| Strip { name, lanes, held, faults })
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
@@ -84,17 +106,19 @@ proptest! {
         header in header(),
         names in (hostile(), hostile(), hostile()),
         losses in prop::collection::vec((any::<u64>(), any::<u64>(), hostile()), 0..3),
+        strips in prop::collection::vec(strip(), 0..20),
         kind in 0..3,
     ) {
         let points: Vec<Point<'_>> =
             points.iter().map(|(x, latency_ns, id)| Point { x: *x, latency_ns: *latency_ns, id }).collect();
         let axis = match kind {
-            0 => Axis::Time { name: names.2, range: 0..u64::MAX },
+            0 => Axis::Time { name: names.2.clone(), range: 0..u64::MAX },
             1 => Axis::TokenIndex,
             _ => Axis::LogTokenIndex,
         };
         let losses = losses.into_iter().map(|(a, b, what)| Loss { range: a..b, what }).collect();
-        let input = HeatmapInput { header, axis, latency_name: names.0, count_name: names.1, points, losses };
+        let (latency_name, count_name, _) = names;
+        let input = HeatmapInput { header, axis, latency_name, count_name, points, losses, strips };
         if let Ok(svg) = flamegraphs::heatmap(&input) {
             assert_safe(&svg, 0)?;
             prop_assert_eq!(flamegraphs::heatmap(&input).unwrap(), svg);

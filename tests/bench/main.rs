@@ -8,6 +8,7 @@ mod bpftrace;
 mod clock;
 mod driver;
 mod empty;
+mod inject;
 mod library;
 #[path = "../../engines/tests/real/memory.rs"]
 mod memory;
@@ -45,6 +46,9 @@ struct Options {
     /// As that process: a library to load.
     #[arg(long, hide = true, value_name = "FILE", requires = "worker")]
     library: Option<PathBuf>,
+    /// Be the process whose calls of `enqueueV3` are measured.
+    #[arg(long, hide = true)]
+    enqueue: bool,
     /// Few short measurements: shows that everything works, supports no claim
     #[arg(long)]
     quick: bool,
@@ -91,6 +95,7 @@ struct Report<'a> {
     driver: &'a Part<driver::Outcome>,
     resolver: &'a Part<Vec<resolver::Cost>>,
     attach: &'a attach::Outcome,
+    inject: &'a inject::Outcome,
     servers: &'a [throughput::Outcome],
 }
 
@@ -100,6 +105,9 @@ fn run(options: &Options) -> Result<()> {
     }
     if options.clock {
         return alignment::run(options.quick, options.json.as_deref());
+    }
+    if options.enqueue {
+        return inject::enqueue();
     }
     // SAFETY: a plain system call.
     ensure!(unsafe { libc::geteuid() } == 0, "probes need root");
@@ -115,6 +123,7 @@ fn run(options: &Options) -> Result<()> {
     let driver = driver::run(real_libs, probe_rounds).context("cost of a probe in the driver")?;
     let resolver = resolver::run(real_libs, probe_rounds).context("cost of the resolver")?;
     let attach = attach::run(attaching).context("attaching")?;
+    let injected = inject::run(probe_rounds).context("cost of the injected library")?;
     let servers = [Pace::Gpu, Pace::Cpu]
         .into_iter()
         .map(|pace| throughput::run(pace, rounds, Duration::from_secs(window)))
@@ -125,6 +134,7 @@ fn run(options: &Options) -> Result<()> {
 
     println!("{}\n\n{}", machine.text(options.quick), probe::table(&probes));
     println!("{}\n{}\n{}", driver::text(&driver), resolver::text(&resolver), attach.table());
+    println!("{}", inject::table(&injected));
     servers.iter().for_each(|outcome| println!("{}", outcome.table()));
     println!("{}", throughput::recorder_table(&servers));
     if let Some(file) = &options.json {
@@ -137,6 +147,7 @@ fn run(options: &Options) -> Result<()> {
             driver: &driver,
             resolver: &resolver,
             attach: &attach,
+            inject: &injected,
             servers: &servers,
         };
         let text = serde_json::to_string_pretty(&report)?;

@@ -17,6 +17,8 @@ use crate::{
 
 const CONCURRENCY: u32 = 8;
 const AIM: Aim = Aim::AtLeast(0.99);
+/// Of the GPU times alone: recorded with them ÷ recorded without.
+const AIM_GPU_TIMES: Aim = Aim::AtLeast(0.995);
 
 /// How the server is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -79,6 +81,13 @@ impl State {
             Self::Full => Some("mark_gpu_span"),
         }
     }
+}
+
+/// A figure of a window, and its name.
+#[derive(Clone, Copy)]
+struct Figure {
+    name: &'static str,
+    of: fn(&Window) -> f64,
 }
 
 /// What a server did in a window.
@@ -239,10 +248,9 @@ impl Outcome {
     }
 
     /// With ÷ without, round by round.
-    fn ratio(&self, state: State, figure: impl Fn(&Window) -> f64) -> Option<Estimate> {
-        let pair = |windows: &[Window; 4]| {
-            figure(&windows[state as usize]) / figure(&windows[State::Alone as usize])
-        };
+    fn ratio(&self, state: State, without: State, figure: impl Fn(&Window) -> f64) -> Option<Estimate> {
+        let pair =
+            |windows: &[Window; 4]| figure(&windows[state as usize]) / figure(&windows[without as usize]);
         stats::estimate(&self.windows.iter().map(pair).collect::<Vec<f64>>())
     }
 
@@ -257,16 +265,20 @@ impl Outcome {
         );
         let mut table = Table::new(&title, &header);
         let aim = (self.pace == Pace::Gpu).then_some(AIM);
-        let mut row = |state: State, name: &str, figure: fn(&Window) -> f64, aim: Option<Aim>| {
-            let mut row = vec![state.text().to_owned(), name.to_owned()];
-            row.extend([State::Alone, state].map(|state| format!("{:.0}", self.median(state, figure))));
-            row.extend(ratio(self.ratio(state, figure).as_ref(), aim));
+        let mut row = |name: &str, [without, with]: [State; 2], figure: Figure, aim: Option<Aim>| {
+            let mut row = vec![name.to_owned(), figure.name.to_owned()];
+            row.extend([without, with].map(|state| format!("{:.0}", self.median(state, figure.of))));
+            row.extend(ratio(self.ratio(with, without, figure.of).as_ref(), aim));
             table.rows.push(row);
         };
+        let tokens = Figure { name: "tokens/s", of: |window| window.tokens_per_s };
+        let cpu = Figure { name: "CPU ns per token", of: |window| window.cpu_ns_per_token };
         for state in [State::Recorded, State::Loaded, State::Full] {
-            row(state, "tokens/s", |window| window.tokens_per_s, aim);
-            row(state, "CPU ns per token", |window| window.cpu_ns_per_token, None);
+            row(state.text(), [State::Alone, state], tokens, aim);
+            row(state.text(), [State::Alone, state], cpu, None);
         }
+        let gpu_times = aim.map(|_| AIM_GPU_TIMES);
+        row("GPU times (recorded is “alone” here)", [State::Recorded, State::Full], tokens, gpu_times);
         table
     }
 

@@ -20,6 +20,7 @@ use crate::{Test, fixture::calls_only};
 
 pub(crate) const TESTS: &[(&str, Test)] = &[
     ("http::bytes_one_at_a_time_and_vectored_writes", bytes_one_at_a_time_and_vectored_writes),
+    ("http::by_system_calls", by_system_calls),
     ("http::peeking_counts_once", peeking_counts_once),
     ("http::ten_thousand_requests_on_one_connection", ten_thousand_requests_on_one_connection),
     ("http::reset_in_mid_stream", reset_in_mid_stream),
@@ -64,7 +65,15 @@ fn talk(
     server: impl FnOnce(TcpStream) -> Result<()> + Send + 'static,
     client: impl FnOnce(TcpStream) -> Result<()> + Send + 'static,
 ) -> Result<Seen> {
-    let mut session = Session::start(Options { sockets: true, ..calls_only() }, Profiles::builtin())?;
+    talk_over(Options { sockets: true, ..calls_only() }, server, client)
+}
+
+fn talk_over(
+    options: Options,
+    server: impl FnOnce(TcpStream) -> Result<()> + Send + 'static,
+    client: impl FnOnce(TcpStream) -> Result<()> + Send + 'static,
+) -> Result<Seen> {
+    let mut session = Session::start(options, Profiles::builtin())?;
     session.add(&process::find(std::process::id())?)?;
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?;
@@ -150,6 +159,40 @@ fn bytes_one_at_a_time_and_vectored_writes() -> Result<()> {
     let (begin, end) = seen.only()?;
     ensure!(begin.request_id == "one-by-one" && begin.path == "/v1/completions", "{begin:?}");
     ensure!((end.tokens, end.finish, end.status) == (3, HttpFinish::Done, 200), "{end:?}");
+    Ok(())
+}
+
+/// As on a kernel without hooks for sockets.
+fn by_system_calls() -> Result<()> {
+    let seen = talk_over(
+        Options { socket_syscalls: true, ..calls_only() },
+        |mut stream| {
+            let mut buffer = [0; 4096];
+            ensure!(stream.peek(&mut buffer)? > 0);
+            for _ in 0..50 {
+                read_request(&mut stream)?;
+                let (first, second) = (chunk("Hello"), chunk("world"));
+                let parts = [HEAD, &first[..20], &first[20..], &second, "0\r\n\r\n"];
+                let parts = parts.map(|part| IoSlice::new(part.as_bytes()));
+                ensure!(stream.write_vectored(&parts)? > 0);
+            }
+            Ok(())
+        },
+        |mut stream| {
+            let length = HEAD.len() + chunk("Hello").len() + chunk("world").len() + 5;
+            for number in 0..50 {
+                stream.write_all(request(&format!("s{number}")).as_bytes())?;
+                stream.read_exact(&mut vec![0; length])?;
+            }
+            Ok(())
+        },
+    )?;
+    let right =
+        seen.begins.iter().enumerate().filter(|(n, begin)| begin.request_id == format!("s{n}")).count();
+    ensure!(right == 50 && seen.begins.len() == 50, "{:?}", seen.begins);
+    let ends: Vec<_> =
+        seen.ends.iter().filter(|end| (end.tokens, end.finish) == (2, HttpFinish::Done)).collect();
+    ensure!(ends.len() == 50 && seen.ends.len() == 50, "{:?}", seen.ends);
     Ok(())
 }
 

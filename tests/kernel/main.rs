@@ -5,10 +5,14 @@ mod calls;
 mod faults;
 mod fixture;
 mod follow;
+mod graph;
 mod http;
+mod inject;
 mod marks;
+mod nvml;
 mod placement;
 mod sched;
+mod servers;
 mod sockets;
 mod targets;
 mod trial;
@@ -45,7 +49,11 @@ fn trials() -> Vec<Trial> {
         truth::TESTS,
         http::TESTS,
         sockets::TESTS,
+        if servers::folder().is_some() { servers::TESTS } else { &[] },
+        graph::TESTS,
+        inject::TESTS,
         faults::TESTS,
+        nvml::TESTS,
         placement::TESTS,
     ];
     groups

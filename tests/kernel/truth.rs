@@ -147,7 +147,7 @@ fn warm_up(port: &str) -> Result<()> {
     Ok(())
 }
 
-fn holds(file: &Path, needle: &[u8]) -> bool {
+pub(crate) fn holds(file: &Path, needle: &[u8]) -> bool {
     fs::read(file).is_ok_and(|bytes| bytes.windows(needle.len()).any(|window| window == needle))
 }
 

@@ -91,6 +91,9 @@ pub mod programs {
     pub const SOCKET_READY: &str = "socket_ready";
     /// tp_btf/tcp_probe: attached while bytes are held.
     pub const SOCKET_WIRE: &str = "socket_wire";
+    /// tp_btf/sys_enter and sys_exit: in place of the socket programs on kernels before 6.3.
+    pub const SYSCALL_ENTER: &str = "syscall_enter";
+    pub const SYSCALL_EXIT: &str = "syscall_exit";
     /// perf_event: on-CPU sampling.
     pub const SAMPLE: &str = "sample";
     /// tp_btf/sched_process_fork.

@@ -4,6 +4,7 @@ pub mod capture;
 pub mod cli;
 pub mod clock;
 pub mod event;
+mod gpu;
 pub mod host_clock;
 pub mod http;
 pub mod latency;

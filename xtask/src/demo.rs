@@ -3,10 +3,13 @@
 //! Builds, starts the stand-in server under load with stalls of known cause, records it, and leaves a capture, a
 //! report and pictures in a folder.
 
+mod readings;
+
 use crate::command::{built, cargo, display, root, run as run_command};
 use crate::setup;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
+use readings::Readings;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Lines, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -77,6 +80,9 @@ impl Demo {
         record.args(["--stall", "gpu:every:300", "--stall", "lock:every:410", "--stall", "cpu:every:530"]);
         record.arg("--truth").arg(self.file("truth.jsonl"));
         record.env("LD_LIBRARY_PATH", self.file("libraries"));
+        let readings = self.file("gpu-readings");
+        record.env("STANDIN_NVML_FILE", &readings);
+        let _readings = Readings::start(readings, Duration::from_secs(seconds))?;
         record.stdout(Stdio::piped()).stderr(Stdio::piped());
         say(&format!("  {}", display(&record)));
         let mut recorder = Running::start(&mut record)?;

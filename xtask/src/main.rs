@@ -6,6 +6,7 @@ mod demo;
 mod fuzz;
 mod gpu_check;
 mod real_libs;
+mod real_servers;
 mod setup;
 mod test;
 

@@ -123,7 +123,7 @@ fn plan(found: Found) -> Result<Plan> {
     Ok(plan)
 }
 
-fn install_packages(packages: &[&str]) -> Result<()> {
+pub(crate) fn install_packages(packages: &[&str]) -> Result<()> {
     eprintln!("setup: installing Debian packages: {}", packages.join(" "));
     if !packages.iter().all(|package| is_known(package)) {
         announce_and_run(Command::new("apt-get").args(["update", "-q"]))?;

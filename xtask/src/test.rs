@@ -1,7 +1,7 @@
 //! `cargo xtask test`: every test there is.
 
 use crate::command::{cargo, run as run_command};
-use crate::{real_libs, setup};
+use crate::{real_libs, real_servers, setup};
 use anyhow::Result;
 use clap::Args;
 use std::process::Command;
@@ -17,6 +17,9 @@ pub(crate) struct Options {
     /// Instead of the other tests: fetch NVIDIA's libraries and test the resolver and probes on them.
     #[arg(long, value_name = "WHICH", num_args = 0..=1, default_missing_value = "all", require_equals = true)]
     real_libs: Option<real_libs::Which>,
+    /// Instead of the other tests: fetch FastAPI, uvicorn and Node and trace them.
+    #[arg(long, conflicts_with = "real_libs")]
+    real_servers: bool,
 }
 
 /// Sets up, builds, and runs the plain tests and then the kernel tier.
@@ -26,6 +29,9 @@ pub(crate) struct Options {
 pub(crate) fn run(options: &Options) -> Result<()> {
     if let Some(which) = options.real_libs {
         return real_libs::run(which, options.require);
+    }
+    if options.real_servers {
+        return real_servers::run(options.require);
     }
     setup::run()?;
     // The kernel tier and the stand-in's tests start programs and load libraries that no test links.

@@ -95,11 +95,11 @@ impl Harvester {
         self.read_steps(driver, clock::monotonic());
     }
 
-    /// Reports the state when that is due; `problem`: why there is nothing to do.
-    pub(crate) fn report(&mut self, problem: Option<&str>) {
+    /// Reports the state when that is due; `problem`: why an engine is not hooked; `hooked`: something is.
+    pub(crate) fn report(&mut self, problem: Option<&str>, hooked: bool) {
         let now = clock::monotonic();
         if now >= self.next_state_ns {
-            report::emit_state(problem);
+            report::emit_state(problem, hooked);
             self.next_state_ns = now + STATE_NS;
         }
     }

@@ -6,7 +6,7 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-use crate::{report, step};
+use crate::{graph::InStep, originals::Originals, report, step};
 
 /// `bool enqueueV3(this, stream)`. The result is passed on as it is: all of rax.
 type Enqueue = unsafe extern "C-unwind" fn(*mut c_void, *mut c_void) -> usize;
@@ -14,8 +14,7 @@ type Enqueue = unsafe extern "C-unwind" fn(*mut c_void, *mut c_void) -> usize;
 /// Different functions that can be replaced in one process.
 const SHIMS: usize = 16;
 
-/// The functions that the shims stand for; 0: none yet. Set before a slot leads to the shim, and never changed.
-static ORIGINALS: [AtomicUsize; SHIMS] = [const { AtomicUsize::new(0) }; SHIMS];
+static ORIGINALS: Originals<SHIMS> = Originals::new();
 
 macro_rules! shims {
     ($($index:literal)*) => { [$(shim::<$index>),*] };
@@ -27,9 +26,8 @@ const SHIM: [Enqueue; SHIMS] = shims!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
 /// # Safety
 /// Only callable as a virtual function of an engine's object, through a slot that [`install`] changed.
 unsafe extern "C-unwind" fn shim<const INDEX: usize>(this: *mut c_void, stream: *mut c_void) -> usize {
-    let original = ORIGINALS[INDEX].load(Ordering::Acquire);
     // SAFETY: `install` stored the address of the function that the slot held, before the slot led here.
-    let original = unsafe { std::mem::transmute::<usize, Enqueue>(original) };
+    let original = unsafe { std::mem::transmute::<usize, Enqueue>(ORIGINALS.get(INDEX)) };
     if report::listening() {
         // SAFETY: the caller's arguments, passed on.
         return unsafe { timed(original, this, stream) };
@@ -46,8 +44,10 @@ unsafe extern "C-unwind" fn shim<const INDEX: usize>(this: *mut c_void, stream: 
 #[inline(never)]
 unsafe extern "C-unwind" fn timed(original: Enqueue, this: *mut c_void, stream: *mut c_void) -> usize {
     let open = guard(|| step::begin(stream as usize)).flatten();
+    let in_step = InStep::enter();
     // SAFETY: the caller's arguments, passed on.
     let result = unsafe { original(this, stream) };
+    drop(in_step);
     if let Some(open) = open {
         guard(|| step::end(open));
     }
@@ -55,7 +55,7 @@ unsafe extern "C-unwind" fn timed(original: Enqueue, this: *mut c_void, stream: 
 }
 
 /// Keeps a panic from reaching the program, and this library from going on after one.
-fn guard<T>(work: impl FnOnce() -> T) -> Option<T> {
+pub(crate) fn guard<T>(work: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|_| report::disable_by_panic()).ok()
 }
 
@@ -79,7 +79,9 @@ pub(crate) struct Hook {
 /// `word` must be the address of a vtable word of a library that stays mapped during the call, for a method of the
 /// type of [`Enqueue`]; `read_only` says whether the loader has protected it.
 pub(crate) unsafe fn install(word: usize, original: usize, read_only: bool) -> Result<Hook, String> {
-    let shim = claim(original).ok_or_else(|| format!("more than {SHIMS} different functions to replace"))?;
+    let shim = ORIGINALS
+        .claim(original)
+        .ok_or_else(|| format!("more than {SHIMS} different functions to replace"))?;
     let hook = Hook { word, shim: SHIM[shim] as usize, original, read_only };
     // SAFETY: by this function's contract.
     let found = unsafe { atomic(word) }.load(Ordering::Relaxed);
@@ -94,17 +96,6 @@ pub(crate) unsafe fn install(word: usize, original: usize, read_only: bool) -> R
     // SAFETY: as above.
     unsafe { hook.write(hook.original, hook.shim) }?;
     Ok(hook)
-}
-
-/// The shim that stands for a function.
-fn claim(original: usize) -> Option<usize> {
-    (0..SHIMS).find(|index| {
-        let place = &ORIGINALS[*index];
-        match place.compare_exchange(0, original, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => true,
-            Err(taken) => taken == original,
-        }
-    })
 }
 
 impl Hook {

@@ -114,15 +114,15 @@ fn header(kind: MarkKind, bytes: usize) -> MarkHeader {
     MarkHeader { version: mark::VERSION, kind: kind as u16, size: bytes as u32 }
 }
 
-/// Emits the state; `problem`: why no engine is hooked.
-pub(crate) fn emit_state(problem: Option<&str>) {
+/// Emits the state; `problem`: why an engine is not hooked; `hooked`: something is.
+pub(crate) fn emit_state(problem: Option<&str>, hooked: bool) {
     let text = if is_disabled() { reason() } else { problem.unwrap_or_default().to_owned() };
     let text = &text.as_bytes()[..text.floor_char_boundary(mark::MAX_STRING_BYTES)];
     let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     let bytes = size_of::<InjectState>() + text.len();
     let state = InjectState {
         header: header(MarkKind::InjectState, bytes),
-        state: if is_disabled() || problem.is_some() { mark::INJECT_DISABLED } else { mark::INJECT_ACTIVE },
+        state: if is_disabled() || !hooked { mark::INJECT_DISABLED } else { mark::INJECT_ACTIVE },
         reason_bytes: text.len() as u32,
         steps: read(&COUNTERS.steps),
         timed: read(&COUNTERS.timed),

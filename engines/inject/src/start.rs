@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{clock, context, driver, find::Finder, harvest::Harvester, report, step::DONE};
+use crate::{clock, context, driver, find::Finder, graph, harvest::Harvester, own, report, step::DONE};
 
 /// Between rounds while a tracer listens; steps wait this long for their events to be read, at most.
 const ROUND: Duration = Duration::from_millis(2);
@@ -142,8 +142,9 @@ fn run() {
         if report::is_disabled() {
             finder.unhook();
         }
-        let (driver, mut pause) = (finder.is_hooked().then(driver).flatten(), PAUSE);
-        let has_something_to_say = finder.is_hooked() || finder.problem().is_some() || report::is_disabled();
+        let hooked = finder.is_hooked() || graph::is_hooked() || own::is_used();
+        let (driver, mut pause) = (hooked.then(driver).flatten(), PAUSE);
+        let has_something_to_say = hooked || finder.problem().is_some() || report::is_disabled();
         let active = has_something_to_say && report::listening();
         if active {
             if let Some(driver) = driver
@@ -152,7 +153,7 @@ fn run() {
                 round(|| harvester.work(driver));
                 pause = ROUND;
             }
-            harvester.report(finder.problem());
+            harvester.report(finder.problem(), hooked);
         } else if was_active {
             harvester.rest();
         } else if !eager && !has_something_to_say {

@@ -45,7 +45,8 @@ pub(crate) fn begin(stream: Handle) -> Option<Open> {
     }
     start::ensure_thread();
     let Some(driver) = driver::get() else {
-        count(&COUNTERS.error);
+        // Our thread has not looked yet: there are no events.
+        count(&COUNTERS.pool);
         return None;
     };
     try_begin(driver, stream).unwrap_or_else(|error| {

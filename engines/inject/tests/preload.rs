@@ -7,160 +7,18 @@
     reason = "a helper that fails fails its test"
 )]
 
+mod common;
+
 use std::{
     collections::{HashMap, HashSet},
-    path::{Path, PathBuf},
-    process::{Command, Output},
+    process::Command,
 };
 
-use serde_json::Value;
-use tracer_abi::mark::{
-    ClockBurst, ClockReading, GpuSpan, INJECT_ACTIVE, INJECT_DISABLED, InjectState, MarkHeader, MarkKind,
-};
+use common::{DRIFT_PPM, Stage, assert_near, built, output};
+use tracer_abi::mark::{ClockReading, INJECT_ACTIVE, INJECT_DISABLED};
 
-/// Device clock of the tests: 0.5 µs steps, 40 ppm fast.
-const QUANTUM_NS: f64 = 500.0;
-const DRIFT_PPM: f64 = 40.0;
 /// Readings of a burst.
 const READINGS: usize = 8;
-
-/// A folder with the program and its libraries.
-struct Stage {
-    folder: tempfile::TempDir,
-}
-
-/// A library that cargo built with this test.
-fn built(name: &str) -> PathBuf {
-    let exe = std::env::current_exe().unwrap();
-    exe.ancestors().skip(1).map(|folder| folder.join(name)).find(|path| path.exists()).unwrap()
-}
-
-fn compile(output: &Path, source: &Path, flags: &[&str]) {
-    let mut command = Command::new("g++");
-    command.args(["-std=c++17", "-O2", "-o"]).arg(output).args(flags).arg(source).args(["-ldl", "-lpthread"]);
-    assert!(command.status().expect("g++ is needed: apt-get install g++").success(), "{command:?}");
-}
-
-impl Stage {
-    fn new(engine_flags: &[&str]) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-        std::fs::copy(built("libstandin_cuda.so"), folder.path().join("libcuda.so.1")).unwrap();
-        let flags = [&["-shared", "-fPIC", "-fvisibility=hidden", "-s"], engine_flags].concat();
-        compile(
-            &folder.path().join("libnvinfer.so.10"),
-            &here.join("../tests/data/fake_nvinfer.cpp"),
-            &flags,
-        );
-        compile(&folder.path().join("program"), &here.join("tests/data/program.cpp"), &[]);
-        Self { folder }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(self.path("program"));
-        command
-            .args(arguments)
-            .env("LD_LIBRARY_PATH", self.folder.path())
-            .env("STANDIN_CUDA_DRIFT_PPM", DRIFT_PPM.to_string())
-            .env("STANDIN_CUDA_OFFSET_NS", "123456789012345")
-            .env("STANDIN_CUDA_LOG", self.path("truth"));
-        command
-    }
-
-    /// With the library in it.
-    fn injected(&self, arguments: &[&str]) -> Command {
-        let mut command = self.command(arguments);
-        command.env("LD_PRELOAD", built("libtracer_inject.so"));
-        command
-    }
-
-    /// With the library in it, listened to.
-    fn heard(&self, arguments: &[&str]) -> Command {
-        let mut command = self.injected(arguments);
-        command.env("TRACER_INJECT_TEST_SINK", self.path("marks"));
-        command
-    }
-
-    fn truth(&self) -> Vec<Value> {
-        let text = std::fs::read_to_string(self.path("truth")).unwrap();
-        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-    }
-
-    fn events(&self) -> Vec<Event> {
-        self.truth().iter().filter(|entry| entry["kind"] == "event").map(Event::from).collect()
-    }
-
-    fn marks(&self) -> Marks {
-        Marks::read(&std::fs::read(self.path("marks")).unwrap_or_default())
-    }
-}
-
-fn output(command: &mut Command) -> String {
-    let Output { status, stdout, stderr } = command.output().unwrap();
-    assert!(status.success(), "{status}: {}", String::from_utf8_lossy(&stderr));
-    assert_eq!(String::from_utf8_lossy(&stderr), "");
-    String::from_utf8(stdout).unwrap()
-}
-
-/// What the library reported.
-#[derive(Default)]
-struct Marks {
-    spans: Vec<GpuSpan>,
-    bursts: Vec<(ClockBurst, Vec<ClockReading>)>,
-    states: Vec<(InjectState, String)>,
-}
-
-impl Marks {
-    fn read(mut bytes: &[u8]) -> Self {
-        let mut marks = Self::default();
-        while !bytes.is_empty() {
-            let header: MarkHeader = bytemuck::pod_read_unaligned(&bytes[..size_of::<MarkHeader>()]);
-            let (payload, rest) = bytes.split_at(header.size as usize);
-            bytes = rest;
-            match MarkKind::try_from(header.kind).unwrap() {
-                MarkKind::GpuSpan => marks.spans.push(bytemuck::pod_read_unaligned(payload)),
-                MarkKind::ClockBurst => {
-                    let (fixed, tail) = payload.split_at(size_of::<ClockBurst>());
-                    let burst: ClockBurst = bytemuck::pod_read_unaligned(fixed);
-                    let readings: Vec<ClockReading> = tail
-                        .chunks_exact(size_of::<ClockReading>())
-                        .map(bytemuck::pod_read_unaligned)
-                        .collect();
-                    assert_eq!(readings.len(), burst.readings as usize);
-                    marks.bursts.push((burst, readings));
-                }
-                MarkKind::InjectState => {
-                    let (fixed, reason) = payload.split_at(size_of::<InjectState>());
-                    marks.states.push((
-                        bytemuck::pod_read_unaligned(fixed),
-                        String::from_utf8(reason.into()).unwrap(),
-                    ));
-                }
-                other => panic!("unexpected mark {other:?}"),
-            }
-        }
-        marks
-    }
-}
-
-/// A recorded event, as the driver logged it; CLOCK_MONOTONIC ns.
-#[derive(Clone, Copy, Debug)]
-struct Event {
-    tid: u64,
-    record_ns: u64,
-    complete_ns: u64,
-}
-
-impl From<&Value> for Event {
-    fn from(value: &Value) -> Self {
-        let number = |key: &str| value[key].as_u64().unwrap();
-        Self { tid: number("tid"), record_ns: number("record_ns"), complete_ns: number("complete_ns") }
-    }
-}
 
 #[test]
 fn nothing_changes_while_nobody_listens() {
@@ -236,13 +94,6 @@ fn spans_are_the_truth() {
     assert_eq!((state.state, reason.as_str()), (INJECT_ACTIVE, ""));
     assert_eq!((state.skipped_error, state.abandoned), (0, 0));
     assert!(state.timed > 0 && state.timed <= state.steps);
-}
-
-/// A device time against the truth: the device's clock has steps, f32 milliseconds have 0.12 µs at 2 s, and the log's
-/// times are converted from CLOCK_MONOTONIC_RAW.
-fn assert_near(ms: f32, truth_ns: f64) {
-    let ns = f64::from(ms) * 1e6;
-    assert!((ns - truth_ns).abs() <= QUANTUM_NS + 300.0, "{ns} ns, not {truth_ns}");
 }
 
 /// CLOCK_MONOTONIC_RAW − CLOCK_MONOTONIC, ns.

@@ -21,7 +21,11 @@
 mod note;
 mod payload;
 mod site;
+#[cfg(target_os = "linux")]
+mod step;
 
+#[cfg(target_os = "linux")]
+pub use step::{GpuStep, gpu_step};
 pub use tracer_abi::mark::{DECODE, MAX_SLOTS, MAX_STRING_BYTES, PREFILL, SLOT_NO_TOKEN, Slot};
 
 use payload::{Payload, clip, header};

@@ -2,7 +2,7 @@
 
 use super::grid::{Cell, Grid};
 use super::quantile::{Window, windows};
-use super::{Axis, HeatmapInput};
+use super::{Axis, HeatmapInput, strips};
 use crate::frame::{GRID, Header, INK, LABEL, TICK, WIDTH};
 use crate::scale::{
     LogScale, count, duration, duration_range, log_ticks, nice_at_least, nice_time_at_least, time_unit,
@@ -12,8 +12,9 @@ use crate::text::shorten;
 use std::fmt::Write;
 use std::ops::Range;
 
+/// Height without strips.
 const HEIGHT: f64 = 675.0;
-const PLOT: Rect = Rect { x: 92.0, y: 112.0, width: 1084.0, height: 466.0 };
+pub(super) const PLOT: Rect = Rect { x: 92.0, y: 112.0, width: 1084.0, height: 466.0 };
 
 /// Height of the strip above the plot that marks losses.
 const LOSS_STRIP: f64 = 8.0;
@@ -25,8 +26,8 @@ const ID_IN_LINE: usize = 24;
 const DEFS: &str = "<pattern id=\"empty\" width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\" \
     patternTransform=\"rotate(45)\"><rect width=\"6\" height=\"6\" fill=\"#f6f8fa\"/>\
     <rect width=\"1\" height=\"6\" fill=\"#d8dee4\"/></pattern>";
-const EMPTY: &str = "fill=\"url(#empty)\"";
-const LOST: &str = "fill=\"#c1121f\"";
+pub(super) const EMPTY: &str = "fill=\"url(#empty)\"";
+pub(super) const LOST: &str = "fill=\"#c1121f\"";
 const LOST_COLUMN: &str = "fill=\"#c1121f\" fill-opacity=\"0.08\"";
 
 /// A quantile line: name, thousandths, stroke.
@@ -39,7 +40,8 @@ const MIDDLE: [f64; 3] = [49.0, 116.0, 190.0];
 const DARK: [f64; 3] = [8.0, 29.0, 88.0];
 
 pub(super) fn draw(input: &HeatmapInput<'_>, grid: &Grid<'_>) -> String {
-    let mut svg = Svg::new(WIDTH, HEIGHT, &input.header.title, DEFS);
+    let height = HEIGHT + strips::height(input);
+    let mut svg = Svg::new(WIDTH, height, &input.header.title, DEFS);
     input.header.draw(&mut svg);
     let lines = LINES.map(|(_, per_mille, _)| {
         grid.cuts().windows(2).flat_map(|cut| windows(&grid.latencies, cut[0]..cut[1], per_mille)).collect()
@@ -51,7 +53,8 @@ pub(super) fn draw(input: &HeatmapInput<'_>, grid: &Grid<'_>) -> String {
     picture.latency_axis(&mut svg);
     picture.column_axis(&mut svg);
     picture.quantiles(&mut svg);
-    picture.slowest(&mut svg);
+    picture.strips(&mut svg, PLOT.bottom() + 54.0);
+    picture.slowest(&mut svg, height - 22.0);
     svg.finish()
 }
 
@@ -59,9 +62,9 @@ fn y_scale(grid: &Grid<'_>) -> LogScale {
     LogScale::new(grid.rows[0], grid.rows[grid.row_count()], PLOT.bottom(), PLOT.y)
 }
 
-struct Picture<'a> {
-    input: &'a HeatmapInput<'a>,
-    grid: &'a Grid<'a>,
+pub(super) struct Picture<'a> {
+    pub(super) input: &'a HeatmapInput<'a>,
+    pub(super) grid: &'a Grid<'a>,
     y: LogScale,
     /// Windows of each of [`LINES`].
     lines: [Vec<Window>; 2],
@@ -69,12 +72,12 @@ struct Picture<'a> {
 
 impl Picture<'_> {
     /// Left edge of a column; columns are equally wide whatever they hold.
-    fn x(&self, column: f64) -> f64 {
+    pub(super) fn x(&self, column: f64) -> f64 {
         PLOT.x + PLOT.width * column / self.grid.column_count() as f64
     }
 
     /// The range of some columns in words.
-    fn range(&self, columns: Range<usize>) -> String {
+    pub(super) fn range(&self, columns: Range<usize>) -> String {
         let (from, to) = (self.grid.columns[columns.start], self.grid.columns[columns.end]);
         match self.input.axis {
             Axis::Time { .. } => time_range(from, to),
@@ -282,8 +285,8 @@ impl Picture<'_> {
         }
     }
 
-    /// The slowest of all in one line below the axis: tooltips do not reach a slide.
-    fn slowest(&self, svg: &mut Svg) {
+    /// The slowest of all in one line at the bottom: tooltips do not reach a slide.
+    fn slowest(&self, svg: &mut Svg, y: f64) {
         let mut text = String::from("Slowest: ");
         for (i, point) in self.grid.slowest.iter().take(3).enumerate() {
             let column = crate::scale::bin(&self.grid.columns, point.x);
@@ -296,7 +299,7 @@ impl Picture<'_> {
             let _ = write!(text, "{separator}{} {id} ({place})", duration(point.latency_ns));
         }
         let fits = LABEL.fits(PLOT.width);
-        svg.text(PLOT.x, HEIGHT - 22.0, LABEL, &shorten(&text, fits));
+        svg.text(PLOT.x, y, LABEL, &shorten(&text, fits));
     }
 }
 
@@ -309,7 +312,7 @@ fn one_line(id: &str, longest: usize) -> String {
 }
 
 /// A range of times since the origin: all digits that its width calls for.
-fn time_range(from: u64, to: u64) -> String {
+pub(super) fn time_range(from: u64, to: u64) -> String {
     let unit = time_unit(to);
     let width = to.saturating_sub(from).max(1) as f64 / unit.ns as f64;
     let decimals = (-width.log10().floor()).clamp(0.0, 6.0) as usize;

@@ -177,6 +177,7 @@ mod tests {
             count_name: String::new(),
             points,
             losses: vec![],
+            strips: vec![],
         }
     }
 

@@ -1,11 +1,13 @@
 //! Heatmaps: latency over time or over the token index.
 //!
 //! In: one point per token (or request). Out: columns × logarithmic rows of counts, with the ids of the slowest
-//! requests of each cell, quantile lines where there are enough points, and marks where events were lost.
+//! requests of each cell, quantile lines where there are enough points, and marks where events were lost; below,
+//! strips that show what devices did meanwhile.
 
 mod draw;
 mod grid;
 mod quantile;
+mod strips;
 
 use crate::{Error, Header};
 use std::ops::Range;
@@ -27,6 +29,49 @@ pub struct Loss {
     /// ns since the origin of the axis, half-open.
     pub range: Range<u64>,
     /// What is missing: `1,204 events dropped`.
+    pub what: String,
+}
+
+/// A device that the latencies depend on: drawn below them, on the same axis of time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Strip {
+    /// Whose it is: `GPU 0 · NVIDIA H200`.
+    pub name: String,
+    pub lanes: Vec<Lane>,
+    /// Where something held the device back (throttled it), and what.
+    pub held: Vec<Stretch>,
+    /// Where it failed.
+    pub faults: Vec<Fault>,
+}
+
+/// One reading of a device over time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Lane {
+    /// `utilisation`
+    pub name: String,
+    /// `%`
+    pub unit: String,
+    /// The value that fills the lane; its foot is 0.
+    pub top: u64,
+    /// (ns since the origin of the axis, value), in any order.
+    pub points: Vec<(u64, u64)>,
+}
+
+/// Something that lasted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stretch {
+    /// ns since the origin of the axis, half-open.
+    pub range: Range<u64>,
+    /// What it was: `SwPowerCap`.
+    pub what: String,
+}
+
+/// Something that happened at an instant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// ns since the origin of the axis.
+    pub at: u64,
+    /// What it was: `Xid 79`.
     pub what: String,
 }
 
@@ -61,9 +106,11 @@ pub struct HeatmapInput<'a> {
     pub points: Vec<Point<'a>>,
     /// Where events were lost; only drawn on an axis of time.
     pub losses: Vec<Loss>,
+    /// Devices beside them; only drawn on an axis of time.
+    pub strips: Vec<Strip>,
 }
 
-/// Draws a heatmap, 1200 × 675 px.
+/// Draws a heatmap, 1200 × 675 px, higher with strips.
 ///
 /// A cell's colour is linear in its count, from a light blue that is told from the background to a dark one. Lines
 /// show p50 and p99, each over the shortest windows of columns that hold enough points for it (n·(1−q) ≥ 10).

@@ -1,6 +1,9 @@
 //! Made-up latencies that look like a server's: the same at every run.
 
-use flamegraphs::{Axis, FlameOptions, Header, HeatmapInput, HistogramInput, Loss, Panel, Point, Quantile};
+use flamegraphs::{
+    Axis, Fault, FlameOptions, Header, HeatmapInput, HistogramInput, Lane, Loss, Panel, Point, Quantile,
+    Stretch, Strip,
+};
 
 /// A small generator (splitmix64): the pictures must not depend on a crate's version.
 pub(crate) struct Random(pub(crate) u64);
@@ -57,7 +60,38 @@ pub(crate) fn heatmap_over_time(ids: &[String], points: usize) -> HeatmapInput<'
         count_name: "tokens".to_owned(),
         points,
         losses: vec![Loss { range: 17_300_000_000..17_900_000_000, what: "1,204 events dropped".to_owned() }],
+        strips: vec![],
     }
+}
+
+/// Two devices: one that is throttled where the latencies are high, one that fails.
+pub(crate) fn strips() -> Vec<Strip> {
+    const SECOND: u64 = 1_000_000_000;
+    let mut random = Random(5);
+    let mut strip = |name: &str, slow: std::ops::Range<u64>, end: u64| {
+        let times = (0..end / (SECOND / 10)).map(|i| i * (SECOND / 10) + random.next() % 1_000_000);
+        let times: Vec<u64> = times.filter(|t| !(14 * SECOND..15 * SECOND).contains(t)).collect();
+        let busy = times.iter().map(|&t| (t, 70 + random.next() % 25)).collect();
+        let clock = |t: u64| if slow.contains(&t) { 1_005 + t / 7 % 60 } else { 1_980 };
+        let clocks = times.iter().map(|&t| (t, clock(t))).collect();
+        let lane = |name: &str, unit: &str, top, points| Lane {
+            name: name.to_owned(),
+            unit: unit.to_owned(),
+            top,
+            points,
+        };
+        Strip {
+            name: name.to_owned(),
+            lanes: vec![lane("utilisation", "%", 100, busy), lane("SM clock", "MHz", 1_980, clocks)],
+            held: vec![Stretch { range: slow.clone(), what: "HwThermalSlowdown, SwPowerCap".to_owned() }],
+            faults: vec![],
+        }
+    };
+    let first = strip("GPU 0 · SimGPU (simulated)", 8 * SECOND..8 * SECOND + SECOND * 6 / 10, 20 * SECOND);
+    let mut second = strip("GPU 1 · SimGPU (simulated)", 0..0, 12 * SECOND);
+    second.held.clear();
+    second.faults = vec![Fault { at: 12 * SECOND, what: "Xid 79: GPU has fallen off the bus.".to_owned() }];
+    vec![first, second]
 }
 
 pub(crate) fn heatmap_over_index(ids: &[String], points: usize, log: bool) -> HeatmapInput<'_> {
@@ -78,6 +112,7 @@ pub(crate) fn heatmap_over_index(ids: &[String], points: usize, log: bool) -> He
         count_name: "tokens".to_owned(),
         points,
         losses: vec![],
+        strips: vec![],
     }
 }
 

@@ -8,3 +8,4 @@ mod process;
 mod sample;
 mod sched;
 mod socket;
+mod syscall;

@@ -1,4 +1,5 @@
 //! `socket`: hooks below the system calls, where every way of reading and writing a socket comes by, and nothing else.
+//! Kernels before 6.3 have none there: on these, [`syscall`] looks at the system calls themselves.
 //!
 //! A connection becomes interesting when a target receives the beginning of an HTTP request on it; of others nothing is
 //! copied. Bytes are captured after they were moved: how many is known then, and the pages are there.
@@ -43,7 +44,7 @@ const PARTS: u64 = 8;
 
 /// Where the bytes of a system call are.
 #[derive(Clone, Copy)]
-enum Place {
+pub(super) enum Place {
     Flat(u64),
     Parts { at: u64, count: u64 },
     Unknown,
@@ -55,8 +56,7 @@ fn socket_send(ctx: BtfTracePointContext) -> i32 {
     let Some((target, tgid, tid)) = current_target() else { return 0 };
     let (sk, result): (u64, i32) = (ctx.arg(0), ctx.arg(1));
     let Some((tcp, cookie)) = connection(sk) else { return 0 };
-    // SAFETY: the value is copied at once.
-    if unsafe { CONNECTIONS.get(cookie) }.copied() != Some(HTTP) {
+    if !is_followed(cookie) {
         return 0;
     }
     let (syscall, place) = place();
@@ -89,7 +89,7 @@ fn socket_recv(ctx: BtfTracePointContext) -> i32 {
     // SAFETY: the value is copied at once.
     match unsafe { CONNECTIONS.get(cookie) }.copied() {
         Some(HTTP) => {}
-        None if result > 0 && is_request(cookie, place, result as u64) => {}
+        None if result > 0 && begins_request(cookie, place, result as u64) => {}
         _ => return 0,
     }
     // SAFETY: the value is copied at once.
@@ -118,12 +118,11 @@ fn socket_state(ctx: BtfTracePointContext) -> i32 {
         return 0;
     }
     let cookie = cookie(sk);
-    // SAFETY: the value is copied at once.
-    if unsafe { CONNECTIONS.get(cookie) }.copied() != Some(HTTP) {
+    if !is_followed(cookie) {
         return 0;
     }
     if state == STATE_CLOSE {
-        let _gone = CONNECTIONS.remove(cookie);
+        forget(cookie);
         let _gone = HELD.remove(cookie);
     }
     emit(&Socket { result: state, ..unnamed(sk, cookie, STATE) }, Place::Unknown, 0);
@@ -211,7 +210,13 @@ fn place() -> (u32, Place) {
     let regs = unsafe { generated::bpf_task_pt_regs(bpf_get_current_task_btf().cast()) } as *const u64;
     // SAFETY: as above; the verifier knows the type.
     let (number, second, third) = unsafe { (*regs.add(15), *regs.add(13), *regs.add(12)) };
-    let place = match number {
+    (number as u32, place_of(number, second, third))
+}
+
+/// Where the bytes of this system call are.
+#[inline(always)]
+pub(super) fn place_of(number: u64, second: u64, third: u64) -> Place {
+    match number {
         // read, write, sendto, recvfrom
         0 | 1 | 44 | 45 => Place::Flat(second),
         // readv, writev
@@ -222,13 +227,25 @@ fn place() -> (u32, Place) {
             Place::Parts { at, count }
         }
         _ => Place::Unknown,
-    };
-    (number as u32, place)
+    }
 }
 
-/// Whether the bytes that were received begin a request; remembers the connection.
+/// Whether this is a connection on which requests come.
 #[inline(always)]
-fn is_request(cookie: u64, place: Place, bytes: u64) -> bool {
+pub(super) fn is_followed(cookie: u64) -> bool {
+    // SAFETY: the value is copied at once.
+    unsafe { CONNECTIONS.get(cookie) }.copied() == Some(HTTP)
+}
+
+#[inline(always)]
+pub(super) fn forget(cookie: u64) {
+    let _gone = CONNECTIONS.remove(cookie);
+}
+
+/// Whether the bytes that were received begin a request; remembers the connection. No HTTP is remembered, too, where
+/// that is certain.
+#[inline(always)]
+pub(super) fn begins_request(cookie: u64, place: Place, bytes: u64) -> bool {
     let at = match place {
         Place::Flat(at) => at,
         Place::Parts { at, .. } => read_user(at).unwrap_or(0),
@@ -268,7 +285,7 @@ fn is_request(cookie: u64, place: Place, bytes: u64) -> bool {
 
 /// Writes a record with up to `most` of the bytes that were moved.
 #[inline(always)]
-fn emit(record: &Socket, place: Place, most: u64) {
+pub(super) fn emit(record: &Socket, place: Place, most: u64) {
     with_scratch(|scratch| {
         let base = scratch.as_mut_ptr();
         let wanted = if record.result > 0 { record.result as u64 } else { 0 };

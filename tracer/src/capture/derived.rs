@@ -97,6 +97,7 @@ columns!(Token {
     choice: u32,
     index: u32,
     delivered_ns: u64,
+    wire_ns: Option<u64>,
     latency_ns: Option<u64>,
     source: Source,
     iteration: Option<u64>,

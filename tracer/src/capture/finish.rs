@@ -16,8 +16,8 @@ use super::table::TableFile;
 use crate::clock::{ClockQuality, DeviceClock};
 use crate::event::mark;
 use crate::event::{
-    Call, Event, HostClock, HttpBegin, HttpEnd, HttpSend, HttpWire, Mapping, Point, Process, ProcessId,
-    Sample, Sched, Stack,
+    Call, Event, GpuProcess, GpuSample, HostClock, HttpBegin, HttpEnd, HttpSend, HttpWire, Mapping, Point,
+    Process, ProcessId, Sample, Sched, Stack, Xid,
 };
 use crate::symbol::{self, SymbolFrame, Symbolizer};
 use crate::timeline::rows::{Iteration, Request, Step, Token};
@@ -164,10 +164,9 @@ fn derive(folder: &Folder, meta: &Meta, rows: &mut BTreeMap<&'static str, u64>) 
     let (mut simulated, mut last_ns) = (false, 0);
     let see = |event: &Event| {
         last_ns = last_ns.max(event.time_ns());
-        match event {
-            Event::Sched(sched) => offcpu.push(&sched.into())?,
-            Event::Point(point) => simulated |= point.simulated,
-            _ => {}
+        simulated |= event.is_simulated();
+        if let Event::Sched(sched) = event {
+            offcpu.push(&sched.into())?;
         }
         Ok(())
     };

@@ -380,6 +380,7 @@ fn rows_come_back_as_they_were() {
         choice: 0,
         index,
         delivered_ns: u64::from(index) * 1000,
+        wire_ns: None,
         latency_ns: (index % 3 > 0).then_some(5),
         source: Source::Mark,
         iteration: Some(1),

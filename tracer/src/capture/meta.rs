@@ -40,6 +40,8 @@ pub struct Meta {
     /// The processes that were traced from the start.
     pub processes: Vec<MetaProcess>,
     pub options: BTreeMap<String, String>,
+    /// What could not be recorded on this machine, and why.
+    pub not_recorded: BTreeMap<String, String>,
     /// A traced library was a stand-in: GPU times are simulated.
     pub simulated: bool,
     /// The derived tables are there.

@@ -9,7 +9,10 @@ use super::meta::Meta;
 use super::raw::{Counter, Table};
 use super::reader::{Batches, Events};
 use crate::clock::{ClockQuality, WallClock};
-use crate::event::{Call, HostClock, HttpEnd, HttpWire, Mapping, Point, Process, Sample, Sched, Stack};
+use crate::event::{
+    Call, GpuProcess, GpuSample, HostClock, HttpEnd, HttpWire, Mapping, Point, Process, Sample, Sched, Stack,
+    Xid,
+};
 use crate::symbol::SymbolFrame;
 use crate::timeline::rows::{Iteration, Request, Step, Token};
 use crate::timeline::tables::{self, LedgerRow, Tables};
@@ -89,6 +92,9 @@ tables! {
     calls: Call;
     /// Brackets of the host's clocks.
     clock_host: HostClock;
+    gpu_samples: GpuSample;
+    gpu_process_samples: GpuProcess;
+    xids: Xid;
 }
 
 impl Capture {
@@ -173,10 +179,14 @@ impl Capture {
                 ended_ns: self.meta.ended_monotonic_ns.unwrap_or(started_monotonic_ns),
                 simulated: self.meta.simulated,
                 complete: !self.meta.recovered,
+                not_recorded: self.meta.not_recorded.clone(),
             },
             points,
             http_wires: self.http_wires()?.collect::<Result<_>>()?,
             http_ends: self.http_ends()?.collect::<Result<_>>()?,
+            gpu_samples: self.gpu_samples()?.collect::<Result<_>>()?,
+            gpu_processes: self.gpu_process_samples()?.collect::<Result<_>>()?,
+            xids: self.xids()?.collect::<Result<_>>()?,
             wall: self.wall()?,
             ledger: self.ledger()?.collect::<Result<_>>()?,
             ..Tables::default()

@@ -8,9 +8,9 @@ use tracer_abi::mark::{ClockReading, Slot};
 use super::column::{Columns, Item, columns, via, words};
 use crate::event::mark::{self, AttrValue, Mark};
 use crate::event::{
-    Call, CallEnd, Event, Frame, HostClock, HttpBegin, HttpEnd, HttpFinish, HttpSend, HttpWire, Mapping,
-    MarkEvent, Origin, Point, Process, ProcessAction, ProcessId, Role, Sample, Sched, Stack, StackCut,
-    StackId,
+    Call, CallEnd, Event, Frame, GpuProcess, GpuSample, HostClock, HttpBegin, HttpEnd, HttpFinish, HttpSend,
+    HttpWire, Mapping, MarkEvent, Origin, Point, Process, ProcessAction, ProcessId, Role, Sample, Sched,
+    Stack, StackCut, StackId, Xid,
 };
 use crate::timeline::tables::LedgerRow;
 
@@ -190,6 +190,37 @@ columns!(Point {
     stream_arg: Option<u8>,
     simulated: bool,
 });
+
+columns!(GpuSample {
+    time_ns: u64,
+    bound_ns: u64,
+    device_uuid: [u8; 16],
+    device_index: u32,
+    device_name: String,
+    pci: String,
+    gpu_percent: Option<u32>,
+    memory_percent: Option<u32>,
+    memory_used_bytes: Option<u64>,
+    memory_total_bytes: Option<u64>,
+    sm_clock_mhz: Option<u32>,
+    memory_clock_mhz: Option<u32>,
+    power_mw: Option<u32>,
+    temperature_c: Option<u32>,
+    throttle_reasons: Option<u64>,
+    simulated: bool,
+});
+
+columns!(GpuProcess {
+    time_ns: u64,
+    bound_ns: u64,
+    device_uuid: [u8; 16],
+    process: ProcessId,
+    memory_used_bytes: Option<u64>,
+    sm_percent: Option<u32>,
+    memory_percent: Option<u32>,
+});
+
+columns!(Xid { time_ns: u64, kernel_log_ns: u64, pci: String, xid: u32, message: String });
 
 /// A mark of one kind.
 #[derive(Clone, Debug, PartialEq)]
@@ -407,6 +438,9 @@ event_tables! {
     HttpEnd = "http_end", rank 20, |row| Event::HttpEnd(row);
     Sched = "sched", rank 15, |row| Event::Sched(row);
     Sample = "samples", rank 16, |row| Event::Sample(row);
+    GpuSample = "gpu_samples", rank 21, |row| Event::Gpu(row);
+    GpuProcess = "gpu_process_samples", rank 22, |row| Event::GpuProcess(row);
+    Xid = "xids", rank 23, |row| Event::Xid(row);
 }
 
 /// Calls `$do!(field, Type)` for every raw table of events.
@@ -434,6 +468,9 @@ macro_rules! for_each_event_table {
             http_ends: HttpEnd,
             sched: Sched,
             samples: Sample,
+            gpu_samples: GpuSample,
+            gpu_processes: GpuProcess,
+            xids: Xid,
         }
     };
 }

@@ -283,10 +283,62 @@ fn point() -> impl Strategy<Value = Event> {
     )
 }
 
+fn gpu() -> impl Strategy<Value = Event> {
+    let device = (any::<[u8; 16]>(), any::<u32>(), text(), text(), any::<bool>());
+    let readings = any::<([Option<u32>; 6], [Option<u64>; 3])>();
+    let sample =
+        (time(), any::<u64>(), device, readings).prop_map(|(time_ns, bound_ns, device, readings)| {
+            let (device_uuid, device_index, device_name, pci, simulated) = device;
+            let (
+                [gpu_percent, memory_percent, sm_clock_mhz, memory_clock_mhz, power_mw, temperature_c],
+                wide,
+            ) = readings;
+            let [memory_used_bytes, memory_total_bytes, throttle_reasons] = wide;
+            Event::Gpu(GpuSample {
+                time_ns,
+                bound_ns,
+                device_uuid,
+                device_index,
+                device_name,
+                pci,
+                gpu_percent,
+                memory_percent,
+                memory_used_bytes,
+                memory_total_bytes,
+                sm_clock_mhz,
+                memory_clock_mhz,
+                power_mw,
+                temperature_c,
+                throttle_reasons,
+                simulated,
+            })
+        });
+    let readings = any::<([u8; 16], Option<u64>, Option<u32>, Option<u32>)>();
+    let process =
+        (time(), any::<u64>(), process(), readings).prop_map(|(time_ns, bound_ns, process, readings)| {
+            let (device_uuid, memory_used_bytes, sm_percent, memory_percent) = readings;
+            Event::GpuProcess(GpuProcess {
+                time_ns,
+                bound_ns,
+                device_uuid,
+                process,
+                memory_used_bytes,
+                sm_percent,
+                memory_percent,
+            })
+        });
+    let xid = (time(), any::<u64>(), text(), any::<u32>(), text()).prop_map(
+        |(time_ns, kernel_log_ns, pci, xid, message)| {
+            Event::Xid(Xid { time_ns, kernel_log_ns, pci, xid, message })
+        },
+    );
+    prop_oneof![sample, process, xid]
+}
+
 pub(crate) fn event() -> impl Strategy<Value = Event> {
     let mark = (origin(), prop_oneof![request_mark(), engine_mark()])
         .prop_map(|(origin, mark)| Event::Mark(MarkEvent { origin, mark }));
-    prop_oneof![call(), mark.boxed(), scheduler(), definition()]
+    prop_oneof![call(), mark.boxed(), scheduler(), definition(), gpu()]
 }
 
 /// Events in order of time.

@@ -10,8 +10,8 @@ use super::raw::{Counter, Marked, for_each_event_table};
 use super::stream::TableWriter;
 use crate::event::mark::{self, Mark};
 use crate::event::{
-    Call, Event, HostClock, HttpBegin, HttpEnd, HttpSend, HttpWire, Mapping, MarkEvent, Point, Process,
-    ProcessId, Sample, Sched, Stack,
+    Call, Event, GpuProcess, GpuSample, HostClock, HttpBegin, HttpEnd, HttpSend, HttpWire, Mapping,
+    MarkEvent, Point, Process, ProcessId, Sample, Sched, Stack, Xid,
 };
 use crate::host_clock::monotonic_ns;
 use crate::timeline::tables::LedgerRow;
@@ -97,17 +97,18 @@ impl Writer {
             Event::HttpSend(e) => push(&mut t.http_sends, folder, e),
             Event::HttpWire(e) => push(&mut t.http_wires, folder, e),
             Event::HttpEnd(e) => push(&mut t.http_ends, folder, e),
+            Event::Gpu(e) => push(&mut t.gpu_samples, folder, e),
+            Event::GpuProcess(e) => push(&mut t.gpu_processes, folder, e),
+            Event::Xid(e) => push(&mut t.xids, folder, e),
         };
         if result.is_err() {
             self.rows_lost += u64::try_from(rows).unwrap_or(0);
         }
         result?;
-        match event {
-            Event::Point(point) if point.simulated && !self.meta.simulated => {
-                self.update_meta(|meta| meta.simulated = true)
-            }
-            _ => Ok(()),
+        if event.is_simulated() && !self.meta.simulated {
+            self.update_meta(|meta| meta.simulated = true)?;
         }
+        Ok(())
     }
 
     /// Appends the lines of the ledger that changed since they were last given; counts are totals since the start.

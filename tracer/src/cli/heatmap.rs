@@ -1,5 +1,7 @@
 //! `tracer heatmap`: latency over time or over the token index, as SVG.
 
+mod strips;
+
 use super::picture::{Names, open, span_ns, subtitle, write};
 use crate::capture::Counter;
 use crate::event::ProcessId;
@@ -103,6 +105,7 @@ fn picture<'a>(tables: &Tables, names: &'a Names, by: By, latency: Option<Latenc
         count_name: "tokens".to_owned(),
         points,
         losses: Vec::new(),
+        strips: if by == By::Time { strips::of(tables) } else { Vec::new() },
     }
 }
 
@@ -160,6 +163,7 @@ mod tests {
             choice: 0,
             index,
             delivered_ns,
+            wire_ns: None,
             latency_ns,
             source: Source::Mark,
             join: crate::timeline::rows::Join::Mark,

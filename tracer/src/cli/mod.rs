@@ -42,6 +42,7 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    // Boxed: it is by far the largest.
     Record(Box<record::Args>),
     Report(report::Args),
     Request(request::Args),

@@ -58,6 +58,7 @@ mod tests {
             choice: 0,
             index: 1,
             delivered_ns,
+            wire_ns: None,
             latency_ns,
             source: Source::Mark,
             join: crate::timeline::rows::Join::Mark,

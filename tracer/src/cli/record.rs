@@ -19,6 +19,7 @@ use super::{EXIT_NOTHING_SEEN, duration, target};
 use crate::{
     capture::{self, Meta, MetaProcess, Writer},
     event::{Event, Point},
+    gpu::Gpus,
     host_clock::monotonic_ns,
     http,
     probe::{DRAIN_INTERVAL, INJECT_LIBRARY, Options, Progress, Session, Stopped, process, select::Watch},
@@ -48,12 +49,21 @@ pub(crate) struct Args {
     /// On-CPU samples per second and CPU; 0 for none
     #[arg(long, value_name = "HZ", default_value_t = 99, value_parser = clap::value_parser!(u64).range(0..=10_000))]
     sample_hz: u64,
+    /// Readings of every GPU per second (NVML: utilisation, clocks, power, memory); 0 for none
+    #[arg(long, value_name = "HZ", default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=100))]
+    gpu_hz: u32,
+    /// The kernel log, from which Xids come
+    #[arg(long, value_name = "FILE", default_value = "/dev/kmsg", hide = true)]
+    kernel_log: PathBuf,
     /// Do not record the scheduler: no off-CPU time
     #[arg(long)]
     no_sched: bool,
     /// Do not read HTTP from sockets: requests and tokens are known from marks only
     #[arg(long)]
     no_sockets: bool,
+    /// Follow sockets by system calls, as is done on kernels before 6.3
+    #[arg(long, conflicts_with = "no_sockets")]
+    socket_syscalls: bool,
     /// Header that names a request (repeatable) [default: x-request-id, x-correlation-id, request-id]
     #[arg(long, value_name = "HEADER", conflicts_with = "no_sockets")]
     id_header: Vec<String>,
@@ -69,7 +79,7 @@ pub(crate) struct Args {
     /// Also probe this function, or all of this role: launch, copy, event_record (repeatable; see `tracer probes`)
     #[arg(long, value_name = "NAME")]
     point: Vec<String>,
-    /// Another engine profile: a file, or cuda_graph (repeatable)
+    /// Another engine profile: a file, cuda_graph, or own_steps (repeatable)
     #[arg(long, value_name = "FILE")]
     engine: Vec<PathBuf>,
     /// With a command: do not load the library that takes GPU times
@@ -116,6 +126,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     chosen.let_go()?;
     let mut recording = Recording {
         session,
+        gpus: Gpus::start(args.gpu_hz, &args.kernel_log),
         writer,
         events: Vec::new(),
         points: Vec::new(),
@@ -130,16 +141,19 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let summary = recording.finish(&folder, began.elapsed())?;
     chosen.say_left_running(args.quiet);
     print_summary(&summary, args)?;
-    Ok(if summary.steps + summary.tokens == 0 {
-        ExitCode::from(EXIT_NOTHING_SEEN)
-    } else {
-        ExitCode::SUCCESS
-    })
+    let code = if summary.steps + summary.tokens == 0 { EXIT_NOTHING_SEEN } else { 0 };
+    if summary.nvml_hung {
+        std::io::stdout().flush()?;
+        // SAFETY: everything is written; the destructors that this leaves out may wait for the thread inside NVML.
+        unsafe { libc::_exit(code.into()) };
+    }
+    Ok(ExitCode::from(code))
 }
 
 /// A session and the capture that it goes into.
 struct Recording {
     session: Session,
+    gpus: Gpus,
     writer: Writer,
     events: Vec<Event>,
     points: Vec<Point>,
@@ -163,6 +177,8 @@ struct Summary {
     tokens: u64,
     dropped: u64,
     simulated: bool,
+    #[serde(skip)]
+    nvml_hung: bool,
 }
 
 impl Recording {
@@ -172,6 +188,7 @@ impl Recording {
         let mut next_look = began;
         while !stop.load(Ordering::Relaxed) && duration.is_none_or(|limit| began.elapsed() < limit) {
             self.session.drain(&mut self.events);
+            self.gpus.drain(&mut self.events);
             self.write();
             self.say_notices();
             let now = Instant::now();
@@ -225,7 +242,8 @@ impl Recording {
     }
 
     fn flush(&mut self) {
-        let ledger = self.session.ledger();
+        let mut ledger = self.session.ledger();
+        ledger.extend(self.gpus.ledger());
         let result = self.writer.ledger(monotonic_ns(), &ledger).and_then(|()| self.writer.flush());
         if let Err(error) = result {
             self.failed.get_or_insert(error);
@@ -239,7 +257,10 @@ impl Recording {
         let coverage = self.session.coverage();
         self.writer.set_ended(monotonic_ns());
         let mut rest = Vec::new();
-        let Stopped { ledger, progress } = self.session.stop(&mut rest);
+        self.gpus.stop(&mut rest);
+        self.note_absences();
+        let Stopped { mut ledger, progress } = self.session.stop(&mut rest);
+        ledger.extend(self.gpus.ledger());
         for event in rest {
             self.writer.write(&event)?;
         }
@@ -267,7 +288,23 @@ impl Recording {
             tokens: progress.tokens,
             dropped: progress.dropped,
             simulated,
+            nvml_hung: self.gpus.is_hung(),
         })
+    }
+
+    /// Says what of the GPUs is not recorded, and keeps it in the capture.
+    fn note_absences(&mut self) {
+        for absence in self.gpus.take_absences() {
+            self.say(&format!("{} not recorded: {}", absence.what, absence.why));
+            let noted = self.writer.update_meta(|meta| {
+                let reasons = meta.not_recorded.entry(absence.what.into()).or_default();
+                reasons.push_str(if reasons.is_empty() { "" } else { "; " });
+                reasons.push_str(&absence.why);
+            });
+            if let Err(error) = noted {
+                self.failed.get_or_insert(error);
+            }
+        }
     }
 
     fn say_missing(&self) {
@@ -277,6 +314,7 @@ impl Recording {
     }
 
     fn say_notices(&mut self) {
+        self.note_absences();
         let coverage = self.session.coverage();
         if coverage != self.coverage {
             self.coverage = coverage;
@@ -301,6 +339,7 @@ fn options(args: &Args) -> Options {
         min_off_cpu_ns: args.min_off_cpu.map_or(0, |time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)),
         sockets: !args.no_sockets,
         http: http_config(&args.id_header),
+        socket_syscalls: args.socket_syscalls,
         follow: !args.no_follow,
         returns: !args.no_returns,
         log_kernel: args.log_kernel,
@@ -328,6 +367,7 @@ fn meta(args: &Args, chosen: &target::Chosen) -> Meta {
         })
         .collect();
     meta.options.insert("sample_hz".into(), args.sample_hz.to_string());
+    meta.options.insert("gpu_hz".into(), args.gpu_hz.to_string());
     meta.options.insert("sched".into(), (!args.no_sched).to_string());
     meta.options.insert("follow".into(), (!args.no_follow).to_string());
     meta

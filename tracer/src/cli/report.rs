@@ -1,5 +1,6 @@
 //! `tracer report`: what a capture says about latency, on one page.
 
+mod gpu;
 mod sockets;
 mod summary;
 
@@ -77,6 +78,10 @@ fn text(summary: &Summary, style: Style) -> String {
         section("Device clocks", style, &mut out);
         out.push_str(&clocks(&summary.clocks).render(style));
         violations(&summary.clocks, style, &mut out);
+    }
+    if !summary.gpus.is_empty() {
+        section("GPU, as NVML and the driver say", style, &mut out);
+        summary.gpus.text(summary.recording.started_ns, style, &mut out);
     }
     section("Counts", style, &mut out);
     counts(summary, &mut out);
@@ -394,7 +399,7 @@ fn ledger(summary: &Summary, style: Style, out: &mut String) {
         let _ = writeln!(out, "  nothing lost");
     }
     for line in losses {
-        let text = format!("  LOST       {:>12}  {}", count(line.count), clean(&line.name, 60));
+        let text = format!("  LOST       {:>12}  {}", count(line.count), clean(&line.name, 200));
         let _ = writeln!(out, "{}", style.alarm(&text));
     }
     for line in unmatched {

@@ -138,6 +138,16 @@ fn text(tables: &Tables, life: &Life, style: Style) -> String {
         return out;
     }
     out.push_str(&timeline(life).render(style));
+    let held =
+        life.tokens.iter().filter_map(|piece| piece.token.wire_ns?.checked_sub(piece.token.delivered_ns));
+    if let Some(longest) = held.clone().max() {
+        let line = format!(
+            "  {} tokens were held after they were written, up to {}: the kernel waited for an acknowledgement",
+            held.count(),
+            duration(longest)
+        );
+        let _ = writeln!(out, "{}", style.note(&line));
+    }
     let legend = "· before its step   = its step, host side   # GPU   - delivery; token 0 on its own scale";
     let _ = writeln!(out, "{}", style.faint(&format!("  {legend}")));
     if life.tokens.iter().filter_map(Piece::gpu).any(|gpu| gpu.is_vague()) {
@@ -302,6 +312,10 @@ struct TokenDocument {
     /// CLOCK_MONOTONIC.
     delivered_ns: u64,
     delivered_at: Option<String>,
+    /// When it was on the wire, where that was not at once.
+    wire_ns: Option<u64>,
+    /// How its step is known.
+    joined_by: &'static str,
     latency_ns: Option<u64>,
     iteration: Option<u64>,
     step: Option<u64>,
@@ -388,6 +402,8 @@ impl TokenDocument {
             index: token.index,
             delivered_ns: token.delivered_ns,
             delivered_at: utc(wall, token.delivered_ns),
+            wire_ns: token.wire_ns,
+            joined_by: token.join.name(),
             latency_ns: token.latency_ns,
             iteration: token.iteration,
             step: token.step,

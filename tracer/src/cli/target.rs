@@ -102,14 +102,14 @@ impl Target {
     /// # Errors
     /// There is no such process, or the command cannot be started.
     pub(crate) fn choose(&self, profiles: &Profiles, inject: &Option<PathBuf>) -> Result<Chosen> {
-        let Some(selector) = self.selector() else { return start(&self.command, inject) };
+        let Some(selector) = self.selector() else { return start(&self.command, inject, profiles) };
         let mut watch = Watch::new(selector);
         let processes = watch.first(profiles)?;
         Ok(Chosen { name: watch.selector().name(), processes, watch: Some(watch), started: None })
     }
 }
 
-fn start(command: &[OsString], inject: &Option<PathBuf>) -> Result<Chosen> {
+fn start(command: &[OsString], inject: &Option<PathBuf>, profiles: &Profiles) -> Result<Chosen> {
     let (reader, writer) = std::io::pipe().context("making a pipe")?;
     let reader = OwnedFd::from(reader);
     let fd = reader.as_raw_fd();
@@ -122,6 +122,9 @@ fn start(command: &[OsString], inject: &Option<PathBuf>) -> Result<Chosen> {
             preload.push(others);
         }
         hold.env("LD_PRELOAD", preload);
+        if profiles.is_step("cuGraphLaunch") {
+            hold.env("TRACER_INJECT_GRAPHS", "1");
+        }
     }
     // SAFETY: fcntl is safe to call between fork and exec; the descriptor is open in the child.
     unsafe {

@@ -59,6 +59,7 @@ pub(crate) fn tables() -> Tables {
             ended_ns,
             simulated: true,
             complete: true,
+            ..Meta::default()
         },
         steps: out.steps,
         iterations: out.iterations,
@@ -70,5 +71,6 @@ pub(crate) fn tables() -> Tables {
         clocks: vec![clock],
         wall,
         ledger: vec![row("vital_written", 12_345, false), row("vital_dropped", 0, true)],
+        ..Tables::default()
     }
 }

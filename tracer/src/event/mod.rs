@@ -1,20 +1,24 @@
 //! Decoded events: what the probes saw, one neutral type per kind, with the names of `tracer_abi`.
 //!
-//! In: records of the kernel rings, host clock brackets, mappings. Out: [`Event`]s in time order. Everything after
+//! In: records of the kernel rings, host clock brackets, mappings, readings of GPUs. Out: [`Event`]s in time order. Everything after
 //! this (capture, timeline, clock, pictures) knows events only by these types, whether they come live from the kernel
 //! or from a capture. This folder does no I/O and never resolves a name.
 //!
 //! Times ending in `_ns` are CLOCK_MONOTONIC unless the name says otherwise (`_raw_ns`: CLOCK_MONOTONIC_RAW).
 
+pub mod gpu;
 pub mod http;
 pub mod mark;
 pub mod record;
 pub mod sorter;
 pub mod stack;
+pub mod xid;
 
 pub use engines::Role;
+pub use gpu::{GpuProcess, GpuSample};
 pub use http::{HttpBegin, HttpEnd, HttpFinish, HttpSend, HttpWire};
 pub use mark::Mark;
+pub use xid::Xid;
 
 /// A process for life: a pid alone may be reused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -50,6 +54,9 @@ pub enum Event {
     Mapping(Mapping),
     Stack(Stack),
     Point(Point),
+    Gpu(GpuSample),
+    GpuProcess(GpuProcess),
+    Xid(Xid),
 }
 
 impl Event {
@@ -70,6 +77,19 @@ impl Event {
             Self::Mapping(e) => e.time_ns,
             Self::Stack(e) => e.time_ns,
             Self::Point(e) => e.time_ns,
+            Self::Gpu(e) => e.time_ns,
+            Self::GpuProcess(e) => e.time_ns,
+            Self::Xid(e) => e.time_ns,
+        }
+    }
+
+    /// Whether it comes from a stand-in: everything derived from it is simulated.
+    #[must_use]
+    pub fn is_simulated(&self) -> bool {
+        match self {
+            Self::Point(point) => point.simulated,
+            Self::Gpu(sample) => sample.simulated,
+            _ => false,
         }
     }
 }

@@ -31,6 +31,8 @@ pub struct Options {
     /// HTTP requests and the tokens that are sent for them, from sockets.
     pub sockets: bool,
     pub http: crate::http::Config,
+    /// By system calls even where the kernel has hooks for sockets.
+    pub socket_syscalls: bool,
     /// Children of targets become targets.
     pub follow: bool,
     /// Returns of functions are probed, where that is safe.
@@ -47,6 +49,7 @@ impl Default for Options {
             min_off_cpu_ns: 0,
             sockets: true,
             http: crate::http::Config::default(),
+            socket_syscalls: false,
             follow: true,
             returns: true,
             log_kernel: false,
@@ -142,7 +145,7 @@ impl Kernel {
             self.tracepoint("sched", consequence, programs::SCHED_SWITCH, "sched_switch", &btf);
         }
         if options.sockets {
-            self.attach_sockets(&btf, offsets);
+            self.attach_sockets(&btf, offsets, options.socket_syscalls);
         }
         if options.sample_hz > 0
             && let Err(why) = self.attach_samples(options.sample_hz)
@@ -153,25 +156,46 @@ impl Kernel {
         Ok(())
     }
 
-    fn attach_sockets(&mut self, btf: &Btf, offsets: &Offsets) {
-        let consequence = "requests and tokens are known from marks only";
-        if [offsets.tcp_write_seq, offsets.tcp_snd_nxt, offsets.sock_num, offsets.sock_dport].contains(&0) {
-            let why = "the kernel's BTF does not describe its sockets".to_owned();
-            self.missing.push(Missing { what: "sockets", consequence, why });
-            return;
-        }
-        let before = self.missing.len();
-        for (name, tracepoint) in [
+    fn attach_sockets(&mut self, btf: &Btf, offsets: &Offsets, by_syscalls: bool) {
+        let described =
+            ![offsets.tcp_write_seq, offsets.tcp_snd_nxt, offsets.sock_num, offsets.sock_dport].contains(&0);
+        let hooks = [
             (programs::SOCKET_STATE, "inet_sock_set_state"),
             (programs::SOCKET_SEND, "sock_send_length"),
             (programs::SOCKET_RECV, "sock_recv_length"),
-        ] {
-            self.tracepoint("sockets", consequence, name, tracepoint, btf);
+        ];
+        if described && !by_syscalls && self.try_tracepoints(&hooks, btf).is_ok() {
+            let consequence = "when a request reached the machine is not known, only when it was read";
+            self.tracepoint("arrivals", consequence, programs::SOCKET_READY, "sk_data_ready", btf);
+            return;
         }
-        // One word for all three.
-        self.missing.truncate(before + 1);
-        let consequence = "when a request reached the machine is not known, only when it was read";
-        self.tracepoint("arrivals", consequence, programs::SOCKET_READY, "sk_data_ready", btf);
+        let calls = [(programs::SYSCALL_ENTER, "sys_enter"), (programs::SYSCALL_EXIT, "sys_exit")];
+        let missing = match self.try_tracepoints(&calls, btf) {
+            Ok(()) => Missing {
+                what: "arrivals",
+                consequence: "when a request reached the machine and when held bytes left it are not known, and every \
+                              system call costs a little",
+                why: "sockets are followed by system calls (the kernel has no hooks below them before 6.3)"
+                    .into(),
+            },
+            Err(why) => {
+                Missing { what: "sockets", consequence: "requests and tokens are known from marks only", why }
+            }
+        };
+        self.wire_failed = true;
+        self.missing.push(missing);
+    }
+
+    /// Attaches all of them, or none.
+    fn try_tracepoints(&mut self, programs: &[(&'static str, &str)], btf: &Btf) -> Result<(), String> {
+        let before = self.links.len();
+        for (name, tracepoint) in programs {
+            if let Err(why) = self.try_tracepoint(name, tracepoint, btf) {
+                self.links.truncate(before);
+                return Err(why);
+            }
+        }
+        Ok(())
     }
 
     fn tracepoint(

@@ -9,6 +9,9 @@ use crate::event::{Origin, ProcessId};
 /// Most examples kept of each kind.
 const EXAMPLES: usize = 8;
 
+/// Prefix of the ledger's line about a process whose injected library takes no GPU times: `gpu_times_off: REASON`.
+pub const GPU_TIMES_OFF: &str = "gpu_times_off: ";
+
 /// One thing that could not be joined.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Example {
@@ -25,9 +28,15 @@ pub struct Example {
 pub(super) struct Counts {
     counts: BTreeMap<(ProcessId, Unmatched), u64>,
     examples: Vec<Example>,
+    /// Why GPU times are not taken: the first reason of each process.
+    off: BTreeMap<ProcessId, String>,
 }
 
 impl Counts {
+    pub(super) fn gpu_times_off(&mut self, process: ProcessId, reason: &str) {
+        self.off.entry(process).or_insert_with(|| reason.to_owned());
+    }
+
     pub(super) fn add(&mut self, kind: Unmatched, origin: Origin, count: u64, what: impl FnOnce() -> String) {
         if count == 0 {
             return;
@@ -50,7 +59,13 @@ impl Counts {
             count,
             loss: kind.is_loss(),
         };
-        self.counts.iter().map(row).collect()
+        let off = |(&process, reason): (&ProcessId, &String)| LedgerRow {
+            process: Some(process),
+            name: format!("{GPU_TIMES_OFF}{reason}"),
+            count: 1,
+            loss: true,
+        };
+        self.counts.iter().map(row).chain(self.off.iter().map(off)).collect()
     }
 
     pub(super) fn examples(&self) -> &[Example] {

@@ -5,11 +5,11 @@
 //! Delivery is never early, so the minimum is right as soon as any one token was prompt. Where that cannot be (the step
 //! would lie before the request, as when a step yields several tokens), the latest ended step is taken, and says so.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use super::rows::{Join, Request, Source, Step, Token, Unmatched};
 use super::{Clock, Timeline};
-use crate::event::{HttpBegin, HttpEnd, HttpFinish, HttpSend, Origin, ProcessId};
+use crate::event::{HttpBegin, HttpEnd, HttpFinish, HttpSend, HttpWire, Origin, ProcessId};
 
 /// Most steps that are remembered to join tokens to.
 const MAX_STEPS: usize = 1 << 16;
@@ -25,6 +25,8 @@ struct Exchange {
     begin: HttpBegin,
     sends: Vec<HttpSend>,
     tokens: usize,
+    /// Of sends that were held: when they were made → when their bytes were on the wire.
+    wires: HashMap<u64, u64>,
     end: Option<HttpEnd>,
     /// When it closes, once it has ended.
     due_ns: u64,
@@ -97,7 +99,8 @@ impl Exchanges {
 
 impl<C: Clock> Timeline<C> {
     pub(super) fn http_begin(&mut self, begin: HttpBegin) {
-        let exchange = Exchange { sends: Vec::new(), tokens: 0, end: None, due_ns: 0, begin };
+        let exchange =
+            Exchange { sends: Vec::new(), tokens: 0, wires: HashMap::new(), end: None, due_ns: 0, begin };
         self.exchanges.open.insert(exchange.begin.exchange, exchange);
     }
 
@@ -110,6 +113,12 @@ impl<C: Clock> Timeline<C> {
             return;
         }
         exchange.sends.push(send);
+    }
+
+    pub(super) fn http_wire(&mut self, wire: HttpWire) {
+        if let Some(exchange) = self.exchanges.open.get_mut(&wire.exchange) {
+            exchange.wires.insert(wire.sent_ns, wire.origin.time_ns);
+        }
     }
 
     pub(super) fn http_end(&mut self, end: HttpEnd) {
@@ -131,14 +140,15 @@ impl<C: Clock> Timeline<C> {
     /// The exchange is final: yields its rows, unless marks tell of it or it is no request for tokens.
     pub(super) fn close_exchange(&mut self, id: u64) {
         let Some(exchange) = self.exchanges.open.remove(&id) else { return };
-        let Exchange { begin, sends, tokens, end, due_ns } = exchange;
+        let Exchange { begin, sends, tokens, wires, end, due_ns } = exchange;
         self.exchanges.closing.remove(&(due_ns, id));
         if (tokens == 0 && begin.method != "POST") || self.exchanges.is_marked(&begin) {
             return;
         }
         let request = self.requests.next_id();
         let received_ns = begin.arrived_ns.unwrap_or(begin.read_ns).min(begin.read_ns);
-        let rows = self.tokens_of(request, received_ns, begin.origin, &sends);
+        let mut rows = self.tokens_of(request, received_ns, begin.origin, &sends);
+        rows.iter_mut().for_each(|token| token.wire_ns = wires.get(&token.delivered_ns).copied());
         let first = rows.iter().find(|token| (token.choice, token.index) == (0, 0));
         let last = rows.iter().rev().find(|token| token.choice == 0);
         let tpot_ns = first
@@ -198,6 +208,7 @@ impl<C: Clock> Timeline<C> {
                     choice,
                     index,
                     delivered_ns,
+                    wire_ns: None,
                     latency_ns: delivered_ns.checked_sub(before_ns),
                     source: Source::Socket,
                     iteration: step.and_then(|step: Ended| step.iteration),

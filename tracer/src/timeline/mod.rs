@@ -32,7 +32,7 @@ use std::collections::{BTreeMap, HashMap};
 use crate::event::mark::GpuSpan;
 use crate::event::{Event, Mark, Origin, Point, ProcessAction, ProcessId, Role};
 use counts::Counts;
-pub use counts::Example;
+pub use counts::{Example, GPU_TIMES_OFF};
 use exchange::Exchanges;
 use iteration::{IterationKey, OpenIteration};
 use order::{Input, Order};
@@ -182,6 +182,7 @@ impl<C: Clock> Timeline<C> {
             }
             Event::HttpBegin(begin) => self.order.push(Input::HttpBegin(begin.clone())),
             Event::HttpSend(send) => self.order.push(Input::HttpSend(*send)),
+            Event::HttpWire(wire) => self.order.push(Input::HttpWire(*wire)),
             Event::HttpEnd(end) => self.order.push(Input::HttpEnd(*end)),
             Event::Process(process)
                 if process.action == ProcessAction::Exit
@@ -267,6 +268,7 @@ impl<C: Clock> Timeline<C> {
             Input::Mark(event) => self.mark(event.origin, event.mark),
             Input::HttpBegin(begin) => self.http_begin(begin),
             Input::HttpSend(send) => self.http_send(send),
+            Input::HttpWire(wire) => self.http_wire(wire),
             Input::HttpEnd(end) => self.http_end(end),
             Input::Exit(origin) => {
                 self.forget_thread(origin.process, origin.tid);
@@ -286,7 +288,7 @@ impl<C: Clock> Timeline<C> {
             Mark::Token(token) => self.token(origin, token),
             Mark::Batch(batch) => self.batch(origin, batch),
             Mark::GpuSpan(span) => self.gpu_span(origin, span),
-            Mark::InjectState(state) => self.inject_state(origin, state.active),
+            Mark::InjectState(state) => self.inject_state(origin, &state),
             Mark::ClockBurst(_) | Mark::Phase(_) | Mark::Attr(_) => {}
         }
     }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::event::{Call, HttpBegin, HttpEnd, HttpSend, Mark, MarkEvent, Origin};
+use crate::event::{Call, HttpBegin, HttpEnd, HttpSend, HttpWire, Mark, MarkEvent, Origin};
 
 /// The events that the timeline joins.
 #[derive(Clone, Debug)]
@@ -14,6 +14,7 @@ pub(super) enum Input {
     Mark(MarkEvent),
     HttpBegin(HttpBegin),
     HttpSend(HttpSend),
+    HttpWire(HttpWire),
     HttpEnd(HttpEnd),
     /// A thread ended; the process did when it was the first one.
     Exit(Origin),
@@ -26,6 +27,7 @@ impl Input {
             Self::Mark(mark) => mark.origin,
             Self::HttpBegin(begin) => begin.origin,
             Self::HttpSend(send) => send.origin,
+            Self::HttpWire(wire) => wire.origin,
             Self::HttpEnd(end) => end.origin,
             Self::Exit(origin) => *origin,
         }
@@ -47,7 +49,7 @@ impl Input {
             },
             Self::HttpBegin(_) => 0,
             Self::Call(_) => 2,
-            Self::HttpSend(_) => 4,
+            Self::HttpSend(_) | Self::HttpWire(_) => 4,
             Self::HttpEnd(_) => 5,
             Self::Exit(_) => 6,
         }

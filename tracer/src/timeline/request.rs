@@ -306,6 +306,7 @@ impl<C: Clock> Timeline<C> {
             choice,
             index,
             delivered_ns: origin.time_ns,
+            wire_ns: None,
             latency_ns,
             source: Source::Mark,
             iteration: None,

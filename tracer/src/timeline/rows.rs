@@ -115,6 +115,19 @@ pub enum Join {
     Time,
 }
 
+impl Join {
+    /// Name in tables and reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Mark => "mark",
+            Self::Count => "count",
+            Self::Time => "time",
+        }
+    }
+}
+
 /// What a client asked for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
@@ -158,6 +171,8 @@ pub struct Token {
     pub index: u32,
     /// When it was delivered; see `source`.
     pub delivered_ns: u64,
+    /// When its last byte was put on the wire, where that was not at once: held by Nagle's algorithm or a full window.
+    pub wire_ns: Option<u64>,
     /// TTFT for index 0 (since the request was received), else ITL (since the token before it, index − 1).
     /// `None` when that one was not seen.
     pub latency_ns: Option<u64>,

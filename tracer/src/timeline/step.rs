@@ -7,7 +7,7 @@ use tracer_abi::mark::Slot;
 use super::iteration::{IterationKey, StepEnd};
 use super::rows::{Step, Unmatched};
 use super::{Clock, PointInfo, Timeline, Witness};
-use crate::event::mark::{self, GpuSpan};
+use crate::event::mark::{self, GpuSpan, InjectState};
 use crate::event::{Call, CallEnd, Origin, ProcessId, Role};
 
 /// Begin, process, thread: the order in which steps are released.
@@ -319,7 +319,11 @@ impl<C: Clock> Timeline<C> {
         }
     }
 
-    pub(super) fn inject_state(&mut self, origin: Origin, active: bool) {
+    pub(super) fn inject_state(&mut self, origin: Origin, state: &InjectState) {
+        let InjectState { active, reason, .. } = state;
+        if !reason.is_empty() {
+            self.counts.gpu_times_off(origin.process, reason);
+        }
         let program = self.programs.entry(origin.process).or_default();
         program.injected_since_ns = active.then(|| program.injected_since_ns.unwrap_or(origin.time_ns));
     }

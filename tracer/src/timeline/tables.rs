@@ -1,10 +1,10 @@
 //! A recording's derived tables in memory: where capture reading and reporting meet.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::rows::{Iteration, Request, Source, Step, Token};
 use crate::clock::{ClockQuality, WallClock};
-use crate::event::{HttpEnd, HttpWire, Point, ProcessId};
+use crate::event::{GpuProcess, GpuSample, HttpEnd, HttpWire, Point, ProcessId, Xid};
 
 /// Everything that `report` and `request` print comes from here.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -21,6 +21,9 @@ pub struct Tables {
     pub clocks: Vec<ClockQuality>,
     /// CLOCK_REALTIME at the times of the other tables.
     pub wall: WallClock,
+    pub gpu_samples: Vec<GpuSample>,
+    pub gpu_processes: Vec<GpuProcess>,
+    pub xids: Vec<Xid>,
     pub ledger: Vec<LedgerRow>,
 }
 
@@ -69,6 +72,8 @@ pub struct Meta {
     pub simulated: bool,
     /// The recording was finished by the recorder itself (false: recovered after a crash).
     pub complete: bool,
+    /// What could not be recorded, and why.
+    pub not_recorded: BTreeMap<String, String>,
 }
 
 /// One line of the ledger: what was produced, dropped, refused or left unmatched.

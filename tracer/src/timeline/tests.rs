@@ -342,10 +342,7 @@ fn a_number_may_be_used_again() {
     ]);
     assert_eq!(out.requests.iter().map(|r| r.ttft_ns).collect::<Vec<_>>(), [Some(10), Some(20)]);
     assert_ne!(out.requests[0].id, out.requests[1].id);
-    assert_eq!(
-        unmatched(&timeline),
-        BTreeMap::from([("step_without_batch", 1), ("token_repeated", 1), ("token_without_step", 2)])
-    );
+    assert_eq!(unmatched(&timeline), BTreeMap::from([("token_repeated", 1), ("token_without_step", 2)]));
 }
 
 #[test]
@@ -472,11 +469,16 @@ fn missing_spans_count_only_while_the_library_is_active() {
         let Event::Mark(MarkEvent { origin, mark: Mark::InjectState(state) }) = event else {
             panic!("no state")
         };
-        Event::Mark(MarkEvent { origin, mark: Mark::InjectState(InjectState { active: false, ..state }) })
+        let reason = "error 999".to_owned();
+        let state = InjectState { active: false, reason, ..state };
+        Event::Mark(MarkEvent { origin, mark: Mark::InjectState(state) })
     };
     events.push(off(injected(1_000 * step_ns)));
     events.extend(steps(1_001, 3));
-    assert_eq!(play(&events).1.unmatched(Unmatched::StepWithoutGpuSpan), 6);
+    let timeline = play(&events).1;
+    assert_eq!(timeline.unmatched(Unmatched::StepWithoutGpuSpan), 6);
+    let off = timeline.ledger().into_iter().find(|row| row.name.starts_with("gpu_times_off")).unwrap();
+    assert_eq!((off.name.as_str(), off.count, off.loss), ("gpu_times_off: error 999", 1, true));
 }
 
 #[test]

@@ -1,7 +1,10 @@
 // A program that runs steps of the made-up TensorRT on the stand-in driver, as a server would: several threads, each
 // with its stream. Prints what it computed. The injected library must not change that.
 //
-// program MODE THREADS STEPS KERNEL_NS   MODE: run | capture | fork | bench | bare
+// program MODE THREADS STEPS KERNEL_NS   MODE: run | capture | fork | bench | bare | flood (no waiting between steps) |
+//   hammer (four streams a thread, and copies whose bytes are added up) | contexts (each thread with its own, again and
+//   again) | streams (each destroyed after a few steps) | exec, exit (while steps run) | reload (of the engine) | late |
+//   inner (each step launches a graph)
 // With WAIT_HOOK=1 in the environment it begins when its vtable slot has been replaced.
 #include <dlfcn.h>
 #include <sys/wait.h>
@@ -40,6 +43,10 @@ static void launch(Handle stream) {
                     static_cast<void**>(nullptr)));
 }
 
+static Handle inner_graph;
+
+static void launch_inner(Handle stream) { must("graph", cu("cuGraphLaunch", inner_graph, stream)); }
+
 static long now() {
   timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
@@ -61,14 +68,19 @@ struct Context {
   bool step(Handle stream) const { return enqueue()(object, stream); }
 };
 
+static Handle kernel() {
+  Handle module, found;
+  must("module", cu("cuModuleLoadData", &module, static_cast<const void*>(".visible .entry standin_busy (.param .u64 ns) { ret; }")));
+  must("function", cu("cuModuleGetFunction", &found, module, "standin_busy"));
+  return found;
+}
+
 static Handle device() {
   Handle context;
   must("init", cu("cuInit", 0u));
   must("retain", cu("cuDevicePrimaryCtxRetain", &context, 0));
   must("current", cu("cuCtxSetCurrent", context));
-  Handle module;
-  must("module", cu("cuModuleLoadData", &module, static_cast<const void*>(".visible .entry standin_busy (.param .u64 ns) { ret; }")));
-  must("function", cu("cuModuleGetFunction", &function, module, "standin_busy"));
+  function = kernel();
   return context;
 }
 
@@ -94,11 +106,94 @@ static int run(Handle cuda_context, const Context& context, int threads, int ste
   return 0;
 }
 
+// From now on a step launches a graph of one kernel.
+static void make_inner_graph() {
+  Handle stream, graph;
+  must("stream", cu("cuStreamCreate", &stream, 1u));
+  must("begin", cu("cuStreamBeginCapture_v2", stream, 0));
+  launch(stream);
+  must("end", cu("cuStreamEndCapture", stream, &graph));
+  must("instantiate", cu("cuGraphInstantiateWithFlags", &inner_graph, graph, 0ull));
+  *static_cast<void (**)(Handle)>(dlsym(dlopen("libnvinfer.so.10", RTLD_NOW), "fake_work")) = launch_inner;
+}
+
+// What a step does is launched, and waited for once at the end; but for the first tenth, during which the library makes
+// its events.
+static int flood(const Context& context, int steps) {
+  Handle stream;
+  must("stream", cu("cuStreamCreate", &stream, 1u));
+  long done = 0;
+  for (int i = 0; i < steps; ++i) {
+    done += context.step(stream);
+    if (i < steps / 10) must("synchronize", cu("cuStreamSynchronize", stream));
+  }
+  must("synchronize", cu("cuStreamSynchronize", stream));
+  printf("steps %ld\n", done);
+  return 0;
+}
+
+// Steps on four streams in turn, each with a copy there and back of bytes that depend on all steps before.
+static void hammer(Handle cuda_context, const Context* context, int steps, unsigned long* sum) {
+  must("current", cu("cuCtxSetCurrent", cuda_context));
+  Handle streams[4];
+  for (auto& stream : streams) must("stream", cu("cuStreamCreate", &stream, 1u));
+  unsigned long memory, value = 1;
+  must("memory", cu("cuMemAlloc_v2", &memory, sizeof value));
+  for (int i = 0; i < steps; ++i) {
+    Handle stream = streams[i % 4];
+    value = value * 6364136223846793005ul + i + context->step(stream);
+    must("to", cu("cuMemcpyHtoDAsync_v2", memory, static_cast<const void*>(&value), sizeof value, stream));
+    unsigned long back = 0;
+    must("from", cu("cuMemcpyDtoHAsync_v2", static_cast<void*>(&back), memory, sizeof back, stream));
+    if (i % 64 == 63) must("synchronize", cu("cuStreamSynchronize", stream));
+    if (back != value) { fprintf(stderr, "bytes changed\n"); exit(5); }
+  }
+  for (auto& stream : streams) must("destroy", cu("cuStreamDestroy_v2", stream));
+  *sum = value;
+}
+
+static int hammer_all(Handle cuda_context, const Context& context, int threads, int steps) {
+  std::vector<unsigned long> sums(threads);
+  std::vector<std::thread> all;
+  for (auto& sum : sums) all.emplace_back(hammer, cuda_context, &context, steps, &sum);
+  for (auto& thread : all) thread.join();
+  for (auto sum : sums) printf("%016lx\n", sum);
+  return 0;
+}
+
+// Contexts that come and go: a few steps each, and then it is destroyed.
+static void contexts(const Context* context, int steps, std::atomic<long>* done) {
+  for (int i = 0; i < steps; i += 150) {
+    Handle own, stream, on_top;
+    must("create", cu("cuCtxCreate_v2", &own, 0u, 0));
+    must("stream", cu("cuStreamCreate", &stream, 1u));
+    for (int k = 0; k < 150; ++k) {
+      *done += context->step(stream);
+      must("synchronize", cu("cuStreamSynchronize", stream));
+    }
+    must("get", cu("cuCtxGetCurrent", &on_top));
+    if (on_top != own) { fprintf(stderr, "the current context has changed\n"); exit(5); }
+    must("destroy", cu("cuCtxDestroy_v2", own));
+  }
+}
+
+static void streams(Handle cuda_context, const Context* context, int steps, std::atomic<long>* done) {
+  must("current", cu("cuCtxSetCurrent", cuda_context));
+  for (int i = 0; i < steps; i += 4) {
+    Handle stream;
+    must("stream", cu("cuStreamCreate", &stream, 1u));
+    for (int k = 0; k < 4; ++k) *done += context->step(stream);
+    must("synchronize", cu("cuStreamSynchronize", stream));
+    must("destroy", cu("cuStreamDestroy_v2", stream));
+  }
+}
+
 // Two steps into a graph, and outside of it again.
 static int capture(const Context& context) {
   Handle stream, graph, exec;
   must("stream", cu("cuStreamCreate", &stream, 1u));
   context.step(stream);
+  usleep(300000);  // the library finds the driver
   must("begin", cu("cuStreamBeginCapture_v2", stream, 0));
   bool ok = context.step(stream) && context.step(stream);
   must("end", cu("cuStreamEndCapture", stream, &graph));
@@ -147,6 +242,7 @@ int main(int argc, char** argv) {
   kernel_ns = atol(argv[4]);
   cuda = dlopen("libcuda.so.1", RTLD_NOW);
   if (!cuda) { fprintf(stderr, "%s\n", dlerror()); return 3; }
+  if (!strcmp(mode, "late")) usleep(700000);
   Context context;
   Enqueue original = context.enqueue();
   Handle cuda_context = strcmp(mode, "fork") ? device() : nullptr;
@@ -157,6 +253,39 @@ int main(int argc, char** argv) {
     }
   }
   if (!strcmp(mode, "capture")) return capture(context);
+  if (!strcmp(mode, "inner")) make_inner_graph();
+  if (!strcmp(mode, "flood")) return flood(context, steps);
+  if (!strcmp(mode, "hammer")) return hammer_all(cuda_context, context, threads, steps);
+  if (!strcmp(mode, "contexts") || !strcmp(mode, "streams")) {
+    std::atomic<long> done{0};
+    std::vector<std::thread> all;
+    for (int i = 0; i < threads; ++i) {
+      if (*mode == 'c') all.emplace_back(contexts, &context, steps, &done);
+      else all.emplace_back(streams, cuda_context, &context, steps, &done);
+    }
+    for (auto& thread : all) thread.join();
+    printf("steps %ld\n", done.load());
+    return 0;
+  }
+  if (!strcmp(mode, "exec") || !strcmp(mode, "exit")) {
+    static std::atomic<long> done{0};
+    for (int i = 0; i < threads; ++i) std::thread(work, cuda_context, &context, 1 << 30, &done).detach();
+    while (done < steps) usleep(1000);
+    printf("enough\n");
+    fflush(stdout);
+    if (mode[2] == 'i') exit(0);
+    execl(argv[0], argv[0], "run", argv[2], argv[3], argv[4], static_cast<char*>(nullptr));
+    return 8;
+  }
+  if (!strcmp(mode, "reload")) {
+    // Twice: the program's reference, and that of Context.
+    run(cuda_context, context, threads, steps);
+    void* engine = dlopen("libnvinfer.so.10", RTLD_NOW | RTLD_NOLOAD);
+    dlclose(engine);
+    dlclose(engine);
+    Context again;
+    return run(cuda_context, again, threads, steps);
+  }
   if (!strcmp(mode, "bare")) return bare(context, steps);
   if (!strcmp(mode, "bench")) return bench(context, steps);
   if (!strcmp(mode, "fork")) {

@@ -11,13 +11,14 @@
 //! Not modelled: implicit synchronisation of the legacy stream, contention for multiprocessors, kernel arithmetic,
 //! captures over several streams. Handles are numbers and never dereferenced: a bad one is `CUDA_ERROR_INVALID_HANDLE`.
 //!
-//! Settings (environment, read once): see [`device::Config`].
+//! Settings (environment, read once): see [`device::Config`]; faults on demand: see [`fault`].
 #![expect(non_snake_case, reason = "exports have the names that others look for")]
 
 mod api;
 mod device;
 mod error;
 mod export;
+mod fault;
 mod handle;
 mod log;
 mod memory;

@@ -2,7 +2,7 @@
 //!
 //! begin = max(submission + latency of an idle stream, end of what the stream does before). Times are raw (`device`).
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::device::{Config, config, raw_now, wait_until};
@@ -10,6 +10,7 @@ use crate::error::{
     CAPTURE_INVALIDATED, CAPTURE_ISOLATION, CAPTURE_UNSUPPORTED, CAPTURED_EVENT, CONTEXT_IS_DESTROYED,
     ILLEGAL_STATE, INVALID_HANDLE, NOT_READY, Result,
 };
+use crate::fault;
 use crate::handle::Table;
 use crate::log;
 use crate::pointer::Handle;
@@ -40,7 +41,9 @@ impl Owner {
 pub(crate) struct Event {
     handle: u64,
     owner: Arc<Owner>,
-    timed: bool,
+    pub(crate) timed: bool,
+    /// By how much its time is wrong: see [`fault`].
+    glitch_ns: AtomicI64,
     state: Mutex<EventState>,
 }
 
@@ -54,7 +57,7 @@ struct EventState {
 
 impl Event {
     pub(crate) fn new(handle: Handle, owner: Arc<Owner>, timed: bool) -> Self {
-        Self { handle: handle as u64, owner, timed, state: Mutex::default() }
+        Self { handle: handle as u64, owner, timed, glitch_ns: AtomicI64::new(0), state: Mutex::default() }
     }
 
     /// Completion of the last record; `None`: never recorded.
@@ -62,6 +65,10 @@ impl Event {
         self.owner.check()?;
         let state = lock(&self.state);
         if state.captured { Err(CAPTURED_EVENT) } else { Ok(state.complete) }
+    }
+
+    pub(crate) fn set_glitch(&self, ns: i64) {
+        self.glitch_ns.store(ns, Ordering::Relaxed);
     }
 
     pub(crate) fn query(&self) -> Result {
@@ -82,7 +89,10 @@ impl Event {
     pub(crate) fn elapsed_ms(begin: &Self, end: &Self, config: &Config) -> Result<f32> {
         let stamp = |event: &Self| {
             let complete = event.completion()?.filter(|_| event.timed).ok_or(INVALID_HANDLE)?;
-            if raw_now() < complete { Err(NOT_READY) } else { Ok(config.stamp(complete)) }
+            if raw_now() < complete {
+                return Err(NOT_READY);
+            }
+            Ok(fault::stamp(config, complete) + event.glitch_ns.load(Ordering::Relaxed))
         };
         // Both errors of a bad handle come before NOT_READY.
         let (begin, end) = match (stamp(begin), stamp(end)) {

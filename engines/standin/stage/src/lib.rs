@@ -1,6 +1,6 @@
 //! Puts the stand-in GPU libraries into a folder, under the names by which programs load them.
 //!
-//! In: what cargo built (the driver) and what this crate embeds (libnvinfer). Out: files. A program that is started with
+//! In: what cargo built (the driver, NVML) and what this crate embeds (libnvinfer). Out: files. A program that is started with
 //! `LD_LIBRARY_PATH` set to the folder uses the simulated GPU.
 
 use std::path::{Path, PathBuf};
@@ -76,30 +76,43 @@ impl Nvinfer {
     }
 }
 
-/// Writes the driver and the default libnvinfer into a folder, which is created if need be.
+/// Writes the driver, NVML and the default libnvinfer into a folder, which is created if need be.
 ///
 /// # Errors
 /// When a library was not built or cannot be written.
 pub fn stage(dir: &Path) -> Result<(), Error> {
     fs::create_dir_all(dir).map_err(|source| Error::Write { path: dir.to_owned(), source })?;
     stage_driver(dir)?;
+    stage_nvml(dir)?;
     Nvinfer::default().stage(dir)?;
     Ok(())
 }
 
-/// Writes the driver into a folder: `libcuda.so.<version>` with the links `libcuda.so.1` and `libcuda.so`, since
-/// `/proc/PID/maps` shows the name behind links and some programs look for the name without a number first.
+/// Writes the driver into a folder: `libcuda.so.<version>` with the links `libcuda.so.1` and `libcuda.so`.
 /// Returns its path.
 ///
 /// # Errors
 /// When it was not built, or cannot be written.
 pub fn stage_driver(dir: &Path) -> Result<PathBuf, Error> {
-    let built = built("libstandin_cuda.so", "standin-cuda")?;
-    let name = concat!("libcuda.so.", env!("CARGO_PKG_VERSION"));
-    let path = dir.join(name);
-    replace(&path, |new| fs::copy(&built, new).map(|_| ()))?;
-    for link in ["libcuda.so.1", "libcuda.so"] {
-        replace(&dir.join(link), |new| std::os::unix::fs::symlink(name, new))?;
+    stage_built(dir, "libcuda.so", &built("libstandin_cuda.so", "standin-cuda")?)
+}
+
+/// Writes the management library into a folder: `libnvidia-ml.so.<version>` with links, as the driver. Returns its path.
+///
+/// # Errors
+/// When it was not built, or cannot be written.
+pub fn stage_nvml(dir: &Path) -> Result<PathBuf, Error> {
+    stage_built(dir, "libnvidia-ml.so", &built("libstandin_nvml.so", "standin-nvml")?)
+}
+
+/// Copies a library to `<name>.<version>`, and makes the links `<name>.1` and `<name>`: `/proc/PID/maps` shows the name
+/// behind links, and some programs look for the name without a number first.
+fn stage_built(dir: &Path, name: &str, built: &Path) -> Result<PathBuf, Error> {
+    let file = format!("{name}.{}", env!("CARGO_PKG_VERSION"));
+    let path = dir.join(&file);
+    replace(&path, |new| fs::copy(built, new).map(|_| ()))?;
+    for link in [&format!("{name}.1"), name] {
+        replace(&dir.join(link), |new| std::os::unix::fs::symlink(&file, new))?;
     }
     Ok(path)
 }

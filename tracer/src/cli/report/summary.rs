@@ -4,13 +4,14 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde::Serialize;
 
-use super::sockets::Sockets;
+use super::{gpu::Gpus, sockets::Sockets};
 
 use crate::cli::parts::Parts;
 use crate::cli::units::{date_time, hex, rfc3339};
 use crate::clock::{ClockQuality, WallClock};
 use crate::event::ProcessId;
 use crate::latency::{Latencies, Latency};
+use crate::timeline::GPU_TIMES_OFF;
 use crate::timeline::coverage::{self, Coverage};
 use crate::timeline::rows::{Request, Source, Step, Token, Unmatched};
 use crate::timeline::tables::{LedgerRow, Meta, Tables};
@@ -27,6 +28,7 @@ pub(crate) struct Summary {
     /// Of the devices, where times are injected.
     pub(crate) clocks: Vec<ClockLine>,
     pub(crate) latencies: Vec<LatencyRow>,
+    pub(crate) gpus: Gpus,
     pub(crate) counts: Counts,
     /// Gaps between tokens: of each step the slowest token. Then the slowest first tokens of requests.
     pub(crate) slowest_tokens: Vec<SlowToken>,
@@ -190,6 +192,7 @@ impl Summary {
             latencies: Latency::ALL.into_iter().map(row).collect(),
             gpu_times,
             clocks: tables.clocks.iter().map(ClockLine::new).collect(),
+            gpus: Gpus::new(tables),
             counts: Counts::new(tables),
             slowest_tokens: slow.tokens(false, slowest),
             slowest_first_tokens: slow.tokens(true, slowest),
@@ -342,8 +345,12 @@ fn concerns(name: &str, latency: Latency) -> bool {
         Some(Unmatched::GpuSpanWithoutStep | Unmatched::StepWithoutGpuSpan | Unmatched::GpuSpanUnaligned) => {
             latency == Latency::GpuSpan
         }
-        // Bytes are no samples; the report says that the end is missing.
-        _ => !BULK.contains(&name) && !name.starts_with("torn_bytes"),
+        _ if name.starts_with(GPU_TIMES_OFF) => latency == Latency::GpuSpan,
+        // Bytes are no samples; the report says that the end is missing. No latency comes from NVML or the kernel log.
+        _ => {
+            let beside = ["torn_bytes", "nvml_", "kmsg_"];
+            !BULK.contains(&name) && !beside.iter().any(|prefix| name.starts_with(prefix))
+        }
     }
 }
 

@@ -6,6 +6,7 @@ use super::context::{owner, stream};
 use crate::device::config;
 use crate::error::Result;
 use crate::export::exports;
+use crate::fault;
 use crate::pointer::{Handle, Out};
 use crate::timeline::{EVENTS, Event, Operation};
 
@@ -14,16 +15,22 @@ const DISABLE_TIMING: c_uint = 2;
 
 fn record(event: Handle, handle: Handle) -> Result {
     let event = EVENTS.get(event)?;
-    stream(handle)?.submit(&[Operation::Record(event)])
+    let fault = if event.timed { fault::Record::begin()? } else { fault::Record::default() };
+    event.set_glitch(fault.glitch_ns);
+    stream(handle)?.submit(&[Operation::Record(event)])?;
+    fault.end();
+    Ok(())
 }
 
 fn elapsed_ms(begin: Handle, end: Handle) -> Result<f32> {
+    fault::compare()?;
     Event::elapsed_ms(&*EVENTS.get(begin)?, &*EVENTS.get(end)?, config())
 }
 
 exports! {
     fn cuEventCreate(handle: Out<Handle>, flags: c_uint) {
         let owner = owner()?;
+        fault::create()?;
         handle.set(EVENTS.insert(|handle| Event::new(handle, owner, flags & DISABLE_TIMING == 0)))
     }
     fn cuEventDestroy_v2(handle: Handle) {
@@ -43,7 +50,7 @@ exports! {
         record(event, stream)
     }
     fn cuEventQuery(event: Handle) {
-        EVENTS.get(event)?.query()
+        fault::query(EVENTS.get(event)?.query())
     }
     fn cuEventSynchronize(event: Handle) {
         EVENTS.get(event)?.synchronize()

@@ -1,0 +1,164 @@
+//! Servers that people run, unmodified: `cargo xtask test --real-servers` brings them.
+
+use std::{
+    collections::BTreeMap,
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use engines::Profiles;
+use tracer::{
+    event::{Event, HttpFinish},
+    probe::{Options, Session, process},
+};
+
+use crate::{Test, fixture::calls_only};
+
+pub(crate) const TESTS: &[(&str, Test)] = &[
+    ("servers::uvicorn_asyncio", || uvicorn(&["--loop", "asyncio", "--http", "h11"])),
+    ("servers::uvicorn_uvloop", || uvicorn(&["--loop", "uvloop", "--http", "httptools"])),
+    ("servers::uvicorn_workers", || uvicorn(&["--loop", "asyncio", "--workers", "2"])),
+    ("servers::node", node),
+];
+
+/// Where `cargo xtask test --real-servers` has installed them.
+pub(crate) fn folder() -> Option<PathBuf> {
+    std::env::var_os("TRACER_REAL_SERVERS").map(PathBuf::from)
+}
+
+const CONNECTIONS: usize = 8;
+const REQUESTS: usize = 6;
+
+fn sources() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("kernel/servers")
+}
+
+fn uvicorn(arguments: &[&str]) -> Result<()> {
+    let port = free_port()?;
+    let mut command = Command::new(folder().context("no TRACER_REAL_SERVERS")?.join("venv/bin/uvicorn"));
+    command.args(["app:app", "--log-level", "warning", "--port", &port.to_string()]).args(arguments);
+    every_token(command.current_dir(sources()), port)
+}
+
+fn node() -> Result<()> {
+    let port = free_port()?;
+    every_token(Command::new("node").arg(sources().join("app.js")).arg(port.to_string()), port)
+}
+
+fn free_port() -> Result<u16> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
+
+/// A server, with its workers. Dropping it ends them.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        for found in process::tree(self.0.id()).unwrap_or_default() {
+            // SAFETY: a plain system call.
+            unsafe { libc::kill(found.id.tgid.cast_signed(), libc::SIGKILL) };
+        }
+        let _gone = self.0.wait();
+    }
+}
+
+fn start(command: &mut Command, port: u16) -> Result<Server> {
+    let mut server = Server(command.stdin(Stdio::null()).spawn().context("starting the server")?);
+    let patience = Instant::now() + Duration::from_secs(30);
+    while TcpStream::connect(("127.0.0.1", port)).is_err() {
+        ensure!(server.0.try_wait()?.is_none(), "the server ended");
+        ensure!(Instant::now() < patience, "the server does not listen");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    // A worker that comes later would be missed at its first connection.
+    std::thread::sleep(Duration::from_millis(500));
+    Ok(server)
+}
+
+/// Tokens per request id, as this client counts them.
+fn load(port: u16) -> Result<BTreeMap<String, u32>> {
+    let clients: Vec<_> = (0..CONNECTIONS)
+        .map(|client| {
+            std::thread::spawn(move || -> Result<Vec<(String, u32)>> {
+                let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+                let ask = |(number, stream): (usize, &mut TcpStream)| {
+                    let (name, tokens) = (format!("r{client}-{number}"), 5 + client * 3 + number);
+                    let seen = ask(stream, &name, tokens)?;
+                    ensure!(seen as usize == tokens, "{name}: {seen} tokens, not {tokens}");
+                    Ok((name, seen))
+                };
+                (0..REQUESTS).map(|number| ask((number, &mut stream))).collect()
+            })
+        })
+        .collect();
+    let mut all = BTreeMap::new();
+    for client in clients {
+        all.extend(client.join().map_err(|_| anyhow::anyhow!("a client panicked"))??);
+    }
+    Ok(all)
+}
+
+/// One request on a connection that stays open.
+fn ask(stream: &mut TcpStream, name: &str, tokens: usize) -> Result<u32> {
+    let body = format!("{{\"max_tokens\":{tokens}}}");
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Request-ID: {name}\r\nContent-Type: application/json\r\n\
+         Content-Length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all((head + &body).as_bytes())?;
+    let mut answer = Vec::new();
+    let mut buffer = [0; 8192];
+    while !answer.ends_with(b"\r\n0\r\n\r\n") {
+        let count = stream.read(&mut buffer)?;
+        ensure!(count > 0, "the server closed the connection");
+        answer.extend_from_slice(&buffer[..count]);
+    }
+    let text = String::from_utf8_lossy(&answer);
+    Ok(u32::try_from(text.matches("\"text\":").count())?)
+}
+
+/// Every request under its id, with every token, whichever way the server reads and writes.
+fn every_token(command: &mut Command, port: u16) -> Result<()> {
+    let server = start(command, port)?;
+    let mut session = Session::start(Options { sockets: true, ..calls_only() }, Profiles::builtin())?;
+    for found in process::tree(server.0.id())? {
+        session.add(&found)?;
+    }
+    let client = std::thread::spawn(move || load(port));
+    let mut events = Vec::new();
+    while !client.is_finished() {
+        session.drain(&mut events);
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let expected = client.join().map_err(|_| anyhow::anyhow!("the client panicked"))??;
+    let stopped = session.stop(&mut events);
+    let names: BTreeMap<u64, &str> = events
+        .iter()
+        .filter_map(|event| match event {
+            Event::HttpBegin(begin) if begin.method == "POST" => {
+                Some((begin.exchange, begin.request_id.as_str()))
+            }
+            _ => None,
+        })
+        .collect();
+    let mut seen = BTreeMap::new();
+    for event in &events {
+        if let Event::HttpEnd(end) = event
+            && let Some(name) = names.get(&end.exchange)
+        {
+            ensure!(end.finish == HttpFinish::Done && end.status == 200, "{name}: {end:?}");
+            ensure!(seen.insert((*name).to_owned(), end.tokens).is_none(), "{name} ended twice");
+        }
+    }
+    ensure!(seen == expected, "seen {seen:?}, not {expected:?}");
+    let losses: Vec<_> = stopped.ledger.iter().filter(|row| row.loss && row.count > 0).collect();
+    ensure!(losses.is_empty(), "{losses:?}");
+    let held = events.iter().filter(|event| matches!(event, Event::HttpWire(_))).count();
+    println!("  {} requests, {} tokens, {held} writes held", seen.len(), seen.values().sum::<u32>());
+    Ok(())
+}
