@@ -17,6 +17,8 @@ mod probe;
 mod recorder;
 mod resolver;
 mod server;
+mod sockets;
+mod syscalls;
 mod throughput;
 mod worker;
 
@@ -96,6 +98,7 @@ struct Report<'a> {
     resolver: &'a Part<Vec<resolver::Cost>>,
     attach: &'a attach::Outcome,
     inject: &'a inject::Outcome,
+    sockets: &'a Part<Vec<sockets::Cost>>,
     servers: &'a [throughput::Outcome],
 }
 
@@ -124,17 +127,18 @@ fn run(options: &Options) -> Result<()> {
     let resolver = resolver::run(real_libs, probe_rounds).context("cost of the resolver")?;
     let attach = attach::run(attaching).context("attaching")?;
     let injected = inject::run(probe_rounds).context("cost of the injected library")?;
-    let servers = [Pace::Gpu, Pace::Cpu]
-        .into_iter()
-        .map(|pace| throughput::run(pace, rounds, Duration::from_secs(window)))
-        .collect::<Result<Vec<_>>>()
-        .context("cost for a server")?;
+    let sockets = sockets::run(probe_rounds).context("cost of following sockets")?;
+    let window = Duration::from_secs(window);
+    let paces = [Pace::Gpu, Pace::Cpu].into_iter();
+    let servers = paces.map(|pace| throughput::run(pace, rounds, window));
+    let servers = servers.collect::<Result<Vec<_>>>().context("cost for a server")?;
     machine.load_after = load()?;
     progress("");
 
     println!("{}\n\n{}", machine.text(options.quick), probe::table(&probes));
     println!("{}\n{}\n{}", driver::text(&driver), resolver::text(&resolver), attach.table());
     println!("{}", inject::table(&injected));
+    println!("{}", sockets::text(&sockets));
     servers.iter().for_each(|outcome| println!("{}", outcome.table()));
     println!("{}", throughput::recorder_table(&servers));
     if let Some(file) = &options.json {
@@ -148,6 +152,7 @@ fn run(options: &Options) -> Result<()> {
             resolver: &resolver,
             attach: &attach,
             inject: &injected,
+            sockets: &sockets,
             servers: &servers,
         };
         let text = serde_json::to_string_pretty(&report)?;

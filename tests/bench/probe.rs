@@ -44,7 +44,39 @@ pub(crate) fn run(rounds: usize) -> Result<Vec<Cost>> {
     affinity::apart(|cpu| Bench::new(cpu)?.measure(rounds))
 }
 
-/// Measures calls of a process that has our probes. All of them must have left their events: a lost one is cheaper.
+/// What was measured under a session, and what that saw.
+pub(crate) struct Traced<T> {
+    pub(crate) measured: T,
+    pub(crate) events: usize,
+    pub(crate) tokens: u64,
+}
+
+/// Measures while a process is traced, calling what drains the rings over and over. Nothing may be lost: a lost event is
+/// cheaper.
+pub(crate) fn with_session<T>(
+    options: Options,
+    profiles: Profiles,
+    target: u32,
+    measure: impl FnOnce(&mut dyn FnMut()) -> Result<T>,
+) -> Result<Traced<T>> {
+    let mut session = Session::start(options, profiles)?;
+    session.add(&process::find(target)?)?;
+    let mut batch = Vec::new();
+    let mut events = 0;
+    let mut drain = || {
+        session.drain(&mut batch);
+        events += batch.len();
+        batch.clear();
+    };
+    let measured = measure(&mut drain)?;
+    let stopped = session.stop(&mut batch);
+    events += batch.len();
+    let lost: Vec<_> = stopped.ledger.iter().filter(|row| row.loss && row.count > 0).collect();
+    ensure!(lost.is_empty(), "events were lost, which makes probes cheaper: {lost:?}");
+    Ok(Traced { measured, events, tokens: stopped.progress.tokens })
+}
+
+/// Measures calls of a process that has our probes, all of which must have left their events.
 pub(crate) fn with_ours<T>(
     worker: &mut Worker,
     profiles: Profiles,
@@ -53,22 +85,9 @@ pub(crate) fn with_ours<T>(
 ) -> Result<T> {
     // What is compared is a probe and its record: no samples, no scheduler.
     let options = Options { sample_hz: 0, sched: false, ..Options::default() };
-    let mut session = Session::start(options, profiles)?;
-    session.add(&process::find(worker.pid())?)?;
-    let mut events = Vec::new();
-    let mut seen = 0;
-    let mut drain = || {
-        session.drain(&mut events);
-        seen += events.len();
-        events.clear();
-    };
-    let measured = measure(worker, &mut drain)?;
-    let ledger = session.stop(&mut events).ledger;
-    seen += events.len();
-    let lost: Vec<_> = ledger.iter().filter(|row| row.loss && row.count > 0).collect();
-    ensure!(lost.is_empty(), "events were lost, which makes probes cheaper: {lost:?}");
-    ensure!(seen >= calls, "{seen} events of {calls} calls");
-    Ok(measured)
+    let traced = with_session(options, profiles, worker.pid(), |drain| measure(worker, drain))?;
+    ensure!(traced.events >= calls, "{} events of {calls} calls", traced.events);
+    Ok(traced.measured)
 }
 
 struct Bench {

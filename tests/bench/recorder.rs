@@ -41,12 +41,15 @@ pub(crate) struct Summary {
 
 impl Recorder {
     /// Starts recording a process into a new folder, as a user would.
-    pub(crate) fn start(pid: u32, folder: &Path) -> Result<Self> {
+    pub(crate) fn start(pid: u32, folder: &Path, options: &[&str]) -> Result<Self> {
         let program = standin::built("tracer", "tracer")?;
         let output = summary_file(folder);
         let output = File::create(&output).with_context(|| format!("cannot write {}", output.display()))?;
         let mut command = Command::new(program);
-        command.args(["record", "--quiet", "--json", "--pid", &pid.to_string(), "-o"]).arg(folder);
+        command
+            .args(["record", "--quiet", "--json", "--pid", &pid.to_string(), "-o"])
+            .arg(folder)
+            .args(options);
         let running = Running::start(command.stdin(Stdio::null()).stdout(output))?;
         let clock = clock::process_clock(running.0.id())?;
         Ok(Self { running, folder: folder.to_owned(), clock })

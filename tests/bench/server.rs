@@ -7,7 +7,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// Longest wait for anything that a server does.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -44,6 +44,27 @@ pub(crate) struct Stats {
     pub(crate) cpu_ns: u64,
     /// CLOCK_MONOTONIC.
     pub(crate) now_ns: u64,
+}
+
+/// What a server did in a window.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Window {
+    pub(crate) steps_per_s: f64,
+    pub(crate) tokens_per_s: f64,
+    pub(crate) cpu_ns_per_token: f64,
+}
+
+impl Window {
+    pub(crate) fn between(begin: Stats, end: Stats) -> Result<Self> {
+        let tokens = end.tokens - begin.tokens;
+        ensure!(tokens > 0, "the server generated no tokens");
+        let seconds = (end.now_ns - begin.now_ns) as f64 / 1e9;
+        Ok(Self {
+            steps_per_s: (end.steps - begin.steps) as f64 / seconds,
+            tokens_per_s: tokens as f64 / seconds,
+            cpu_ns_per_token: (end.cpu_ns - begin.cpu_ns) as f64 / tokens as f64,
+        })
+    }
 }
 
 /// A server that takes requests.
@@ -89,6 +110,13 @@ impl Server {
         let answer = ask().context("the server does not answer")?;
         let (_, body) = answer.split_once("\r\n\r\n").context("the server's answer has no body")?;
         serde_json::from_str(body).with_context(|| format!("the server's answer: {body:?}"))
+    }
+
+    /// What it does from now on for so long.
+    pub(crate) fn watch(&self, window: Duration) -> Result<Window> {
+        let begin = self.stats()?;
+        std::thread::sleep(window);
+        Window::between(begin, self.stats()?)
     }
 
     /// Starts clients that send one request after the other, and returns once the server is under way.

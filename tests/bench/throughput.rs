@@ -12,7 +12,7 @@ use tracer_tests::{
 
 use crate::{
     recorder::{Recorder, Use},
-    server::{Server, Stats},
+    server::{Server, Window},
 };
 
 const CONCURRENCY: u32 = 8;
@@ -90,27 +90,6 @@ struct Figure {
     of: fn(&Window) -> f64,
 }
 
-/// What a server did in a window.
-#[derive(Clone, Copy, Debug, Serialize)]
-struct Window {
-    steps_per_s: f64,
-    tokens_per_s: f64,
-    cpu_ns_per_token: f64,
-}
-
-impl Window {
-    fn between(begin: Stats, end: Stats) -> Result<Self> {
-        let tokens = end.tokens - begin.tokens;
-        ensure!(tokens > 0, "the server generated no tokens");
-        let seconds = (end.now_ns - begin.now_ns) as f64 / 1e9;
-        Ok(Self {
-            steps_per_s: (end.steps - begin.steps) as f64 / seconds,
-            tokens_per_s: tokens as f64 / seconds,
-            cpu_ns_per_token: (end.cpu_ns - begin.cpu_ns) as f64 / tokens as f64,
-        })
-    }
-}
-
 /// What the recorder used in a window, and all that it recorded.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct RecorderUse {
@@ -182,11 +161,7 @@ impl Bench {
                 let (window, usage) = self.record(server, proof)?;
                 (window, Some(usage))
             }
-            None => {
-                let begin = server.stats()?;
-                std::thread::sleep(self.window);
-                (Window::between(begin, server.stats()?)?, None)
-            }
+            None => (server.watch(self.window)?, None),
         };
         drop(load);
         server.wait_idle()?;
@@ -196,7 +171,7 @@ impl Bench {
     /// The window begins and ends when the recorder has just written, so that what it wrote belongs to it.
     fn record(&self, server: &Server, proof: &str) -> Result<(Window, RecorderUse)> {
         let folder = self.folder.join("capture");
-        let mut recorder = Recorder::start(server.pid(), &folder)?;
+        let mut recorder = Recorder::start(server.pid(), &folder, &[])?;
         recorder.wait_for_flush(proof)?;
         let begin = (server.stats()?, recorder.usage()?);
         std::thread::sleep(self.window.saturating_sub(Duration::from_millis(500)));

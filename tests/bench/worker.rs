@@ -1,7 +1,7 @@
 //! The traced process: functions that exist to be probed, called in batches whose CPU time it tells.
 //!
 //! Each line on its input, `FUNCTION CALLS`, is answered by a line with the CPU time of its thread, in ns. The functions
-//! are those of [`SITES`], by the names of their points, and those of a library that it loads on request.
+//! are those of [`SITES`], by the names of their points, system calls, and those of a library that it loads on request.
 
 use std::ffi::c_int;
 use std::hint::black_box;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use tracer_tests::stats;
 
-use crate::{affinity, library::Library};
+use crate::{affinity, library::Library, syscalls::Ends};
 
 /// Longest that a batch may take.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -135,18 +135,21 @@ returns = "never"
 pub(crate) fn run(cpu: usize, library: Option<&Path>) -> Result<()> {
     affinity::pin(&[cpu])?;
     let library = library.map(Library::load).transpose()?;
+    let mut ends = Ends::open()?;
     println!("ready");
     for line in std::io::stdin().lines() {
         let line = line.context("reading what to call")?;
         let (name, calls) =
             line.split_once(' ').with_context(|| format!("{line:?} is not FUNCTION CALLS"))?;
         let calls: u32 = calls.parse()?;
-        let ns = match SITES.iter().find(|site| site.point == name) {
-            Some(site) => {
+        let site = SITES.iter().find(|site| site.point == name);
+        let ns = match (site, ends.measure(name, calls)?) {
+            (Some(site), _) => {
                 let call = black_box(site.call);
                 timed(calls, || call())?
             }
-            None => {
+            (None, Some(ns)) => ns,
+            (None, None) => {
                 let library = library.with_context(|| format!("no function {name}"))?;
                 // SAFETY: the benchmark names only functions that are this.
                 let function = unsafe { library.function(name) }?;
@@ -161,7 +164,7 @@ pub(crate) fn run(cpu: usize, library: Option<&Path>) -> Result<()> {
 }
 
 /// ns of CPU time of this thread.
-fn timed(calls: u32, mut call: impl FnMut()) -> Result<u64> {
+pub(crate) fn timed(calls: u32, mut call: impl FnMut()) -> Result<u64> {
     let begin_ns = thread_cpu_ns()?;
     for _ in 0..calls {
         call();
@@ -179,7 +182,7 @@ pub(crate) const fn counted(calls: u32) -> u64 {
     calls as u64 * BATCHES as u64
 }
 
-fn thread_cpu_ns() -> Result<u64> {
+pub(crate) fn thread_cpu_ns() -> Result<u64> {
     crate::clock::cpu_ns(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
