@@ -17,6 +17,7 @@ mod probe;
 mod recorder;
 mod resolver;
 mod server;
+mod socket_server;
 mod sockets;
 mod syscalls;
 mod throughput;
@@ -100,6 +101,7 @@ struct Report<'a> {
     inject: &'a inject::Outcome,
     sockets: &'a Part<Vec<sockets::Cost>>,
     servers: &'a [throughput::Outcome],
+    socket_servers: &'a [socket_server::Outcome],
 }
 
 fn run(options: &Options) -> Result<()> {
@@ -130,8 +132,10 @@ fn run(options: &Options) -> Result<()> {
     let sockets = sockets::run(probe_rounds).context("cost of following sockets")?;
     let window = Duration::from_secs(window);
     let paces = [Pace::Gpu, Pace::Cpu].into_iter();
-    let servers = paces.map(|pace| throughput::run(pace, rounds, window));
+    let servers = paces.clone().map(|pace| throughput::run(pace, rounds, window));
     let servers = servers.collect::<Result<Vec<_>>>().context("cost for a server")?;
+    let socket_servers = paces.map(|pace| socket_server::run(pace, rounds, window));
+    let socket_servers = socket_servers.collect::<Result<Vec<_>>>().context("cost of a server's sockets")?;
     machine.load_after = load()?;
     progress("");
 
@@ -140,7 +144,7 @@ fn run(options: &Options) -> Result<()> {
     println!("{}", inject::table(&injected));
     println!("{}", sockets::text(&sockets));
     servers.iter().for_each(|outcome| println!("{}", outcome.table()));
-    println!("{}", throughput::recorder_table(&servers));
+    println!("{}\n{}", throughput::recorder_table(&servers), socket_server::table(&socket_servers));
     if let Some(file) = &options.json {
         let report = Report {
             schema: "tracer.bench/1",
@@ -154,6 +158,7 @@ fn run(options: &Options) -> Result<()> {
             inject: &injected,
             sockets: &sockets,
             servers: &servers,
+            socket_servers: &socket_servers,
         };
         let text = serde_json::to_string_pretty(&report)?;
         fs::write(file, text + "\n").with_context(|| format!("cannot write {}", file.display()))?;

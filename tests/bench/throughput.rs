@@ -40,7 +40,7 @@ impl Pace {
         options
     }
 
-    fn text(self) -> &'static str {
+    pub(crate) fn text(self) -> &'static str {
         match self {
             Self::Gpu => "paced by its GPU",
             Self::Cpu => "CPU-bound (zero GPU time)",
@@ -212,7 +212,7 @@ impl RecorderUse {
     }
 }
 
-fn remove(folder: &Path) -> Result<()> {
+pub(crate) fn remove(folder: &Path) -> Result<()> {
     std::fs::remove_dir_all(folder).map_err(|error| anyhow::anyhow!("{}: {error}", folder.display()))
 }
 
