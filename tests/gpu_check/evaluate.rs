@@ -346,7 +346,10 @@ fn of_handshakes(recording: &Recording, clock: &mut DeviceClock) -> Vec<Line> {
     let biases: Vec<f64> = all.iter().map(|one| one.bias_ns / 1e3).collect();
     let halves: Vec<f64> = all.iter().map(|one| one.half_ns / 1e3).collect();
     let (Some(bias), Some(half)) = (median(&biases), median(&halves)) else {
-        let why = || recording.no_handshakes.clone().unwrap_or_else(|| "no span could be mapped".into());
+        let why = || match recording.handshakes.len() {
+            0 => "the device does not answer from a kernel".to_owned(),
+            n => format!("none of {n} handshakes could be mapped"),
+        };
         return vec![
             Line::missing(names[0], "µs", None, why()),
             Line::missing(names[1], "", NONE_AT_ALL, why()),
