@@ -239,12 +239,18 @@ impl Session {
         rows.push(row(None, "events_late", self.sorter.late(), false));
         rows.extend(self.gaps.iter().map(|(process, ns)| row(Some(*process), "attach_gap_ns", *ns, false)));
         let mut fired: BTreeMap<ProcessId, u64> = BTreeMap::new();
+        // A function may be in several libraries, and a mark have several sites: they are one line.
+        let mut by_name: BTreeMap<(ProcessId, &str), u64> = BTreeMap::new();
         for (id, (process, name)) in self.attacher.points.iter().enumerate() {
             let id = u32::try_from(id).unwrap_or(u32::MAX);
             let hits = self.kernel.hits.get(&id, 0).map_or(0, |cpus| cpus.iter().sum());
             *fired.entry(*process).or_default() += u64::from(hits > 0);
-            rows.push(row(Some(*process), &format!("{}{name}", coverage::HITS), hits, false));
+            *by_name.entry((*process, name)).or_default() += hits;
         }
+        let hits = by_name.into_iter();
+        rows.extend(hits.map(|((process, name), hits)| {
+            row(Some(process), &format!("{}{name}", coverage::HITS), hits, false)
+        }));
         for (process, counts) in &self.attacher.counts {
             let mut line = |name, count| rows.push(row(Some(*process), name, count, false));
             line(coverage::FOUND, counts.found);
