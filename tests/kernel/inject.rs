@@ -15,6 +15,7 @@ pub(crate) const TESTS: &[(&str, Test)] = &[
     ("inject::clock_step_back", || check("clock_step_ns=-3000000@4000", 1, 0)),
     // The one step whose event has the wrong time cannot be told from others.
     ("inject::backwards_reading", || check("glitch_ns=-400000@4001", 0, 1)),
+    ("inject::coarser_clock", || check("quantum_ns=32000@4000", 0, 0)),
     ("inject::clock_wander", || check("wander_ns=20000", 0, 0)),
     ("inject::turned_off", turned_off),
 ];

@@ -87,6 +87,14 @@ impl Condition {
                 "q 32 ns, then 1 µs",
                 Config { late_quantum_us: Some(1.0), ..still(Standard, 0.032, Mild) },
             ),
+            Self::new(
+                "q 0.5 µs, then 32 µs",
+                Config { late_quantum_us: Some(32.0), ..still(Standard, 0.5, Mild) },
+            ),
+            Self::new(
+                "q 32 µs, then 0.5 µs",
+                Config { late_quantum_us: Some(0.5), ..still(Standard, 32.0, Mild) },
+            ),
             Self::slewed("MONOTONIC slewed by 500 ppm", Config { slew_ppm: 500.0, ..base }),
             Self { segments: 2, ..Self::new("step of 20 µs", Config { step_us: 20.0, ..base }) },
         ];

@@ -7,7 +7,8 @@
 
 use tracer_abi::mark::ClockReading;
 
-use super::quantum::grid_ns;
+use super::filter::TIGHT_NS;
+use super::quantum::Shown;
 use crate::event::mark::ClockBurst;
 
 /// Times beyond this (73 years) are no times; below it, sums and differences fit.
@@ -77,18 +78,26 @@ pub(super) struct Burst {
     best: Reading,
 }
 
-/// Bounds on θ at one device time, all in ns and relative to an origin; rounding included, the quantum not.
+/// Bounds on θ at one device time, all in ns and relative to an origin.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
     /// Device time.
     pub(super) x: f64,
     pub(super) low: f64,
     pub(super) high: f64,
+    /// Step of the device's clock.
+    pub(super) quantum: f64,
 }
 
 impl Bounds {
+    /// Negative: the burst contradicts itself.
     pub(super) fn width(&self) -> f64 {
         self.high - self.low
+    }
+
+    /// Whether the device's step, not delays, makes most of what is open.
+    pub(super) fn is_coarse(&self) -> bool {
+        self.quantum > TIGHT_NS
     }
 
     pub(super) fn mid(&self) -> f64 {
@@ -137,10 +146,15 @@ impl Burst {
         })
     }
 
-    /// The grid of the readings so close to the base that f32 resolves single ns; see [`grid_ns`].
-    pub(super) fn grid_ns(&self) -> u64 {
-        let close = self.readings.iter().filter(|r| r.rounding_ns < 0.25 && r.elapsed_ns >= 1.0);
-        grid_ns(close.map(|reading| reading.elapsed_ns.round() as u64))
+    /// What the readings so close to the base that f32 resolves single ns show of the quantum; `rate_slack` as in
+    /// [`bounds`](Self::bounds), about 0.
+    pub(super) fn shown(&self, rate_slack: f64) -> Shown {
+        let readings: Vec<Reading> = self.readings.iter().copied().filter(|r| r.rounding_ns < 0.25).collect();
+        let ns: Vec<u64> = readings.iter().map(|reading| reading.elapsed_ns.round() as u64).collect();
+        // They can only all be true if the quantum is as large as what is missing.
+        let bounds =
+            Self { readings, quantum_ns: 0.0, ..self.clone() }.bounds(self.origin(), 0.0, rate_slack);
+        Shown::new(ns, (-bounds.width()).max(0.0) as u64)
     }
 
     pub(super) fn origin(&self) -> Origin {
@@ -164,7 +178,7 @@ impl Burst {
     /// Bounds by all readings, projected with the rate of θ (ns per ns), which is right within `rate_slack`.
     pub(super) fn bounds(&self, origin: Origin, rate: f64, rate_slack: f64) -> Bounds {
         let x = self.x(origin);
-        let mut bounds = Bounds { x, low: f64::NEG_INFINITY, high: f64::INFINITY };
+        let mut bounds = Bounds { x, low: f64::NEG_INFINITY, high: f64::INFINITY, quantum: self.quantum_ns };
         for reading in &self.readings {
             let distance = x - self.x_of(reading, origin);
             let theta = |host_ns| origin.theta(host_ns, self.base_ns) - reading.elapsed_ns + rate * distance;
@@ -172,6 +186,7 @@ impl Burst {
             bounds.low = bounds.low.max(theta(reading.before_ns) - slack);
             bounds.high = bounds.high.min(theta(reading.after_ns) + slack);
         }
+        bounds.low -= self.quantum_ns;
         bounds
     }
 }

@@ -2,13 +2,15 @@
 //!
 //! The curve is straight between bursts. Every burst is a pair of walls about it, and a wall loosens with the
 //! distance from its burst by ρ, what the curve's rate may be wrong by. Together they are a corridor:
-//! `high(x) = min_i (u_i + ∫ρ)`, `low(x) = max_i (l_i − q − ∫ρ)`, both followed along the curve and found by one pass
+//! `high(x) = min_i (u_i + ∫ρ)`, `low(x) = max_i (l_i − ∫ρ)`, both followed along the curve and found by one pass
 //! forth and one back. A device reading d is then at d + θ, which is at least low − ε and at most high + q + ε: q,
-//! since the reading was rounded down; ε for what f32 rounded off.
+//! since the reading was rounded down; ε for what f32 rounded off. So it is given as d + θ + q/2, where q is a usual
+//! one.
 
 use super::RawTime;
 use super::burst::{Bounds, Burst, Origin};
 use super::filter::PPM;
+use super::quantum::{COARSEST_NS, UNLIMITED_NS};
 
 const NS: f64 = 1e9;
 /// Beyond this distance from a burst, ρ grows by [`GAP_RHO`]: nothing shows there what a crystal does.
@@ -64,11 +66,11 @@ impl Node {
             theta: bounds.mid(),
             rate: 0.0,
             rho: 0.0,
-            low: bounds.low - burst.quantum_ns,
+            low: bounds.low,
             high: bounds.high,
             width: bounds.width(),
             sd_theta: bounds.width() / 12f64.sqrt(),
-            quantum: burst.quantum_ns,
+            quantum: bounds.quantum,
             chain_rounding: burst.chain_rounding_ns,
         }
     }
@@ -163,7 +165,8 @@ impl Segment {
         (base_ns - self.origin.device_ns) as f64 + offset_ns
     }
 
-    /// Host time of the device time `base_ns + offset_ns`, of which f32 may have rounded off `rounding_ns`.
+    /// Host time of the device time `base_ns + offset_ns`, of which f32 may have rounded off `rounding_ns`; `None` where
+    /// nothing limits how far it was rounded down.
     pub(super) fn map(
         &self,
         base_ns: i64,
@@ -172,13 +175,19 @@ impl Segment {
         chain_rounding: f64,
     ) -> Option<RawTime> {
         let at = self.corridor(self.x(base_ns, offset_ns), chain_rounding)?;
-        let fraction_ns = offset_ns + at.theta;
+        if at.quantum >= UNLIMITED_NS as f64 {
+            return None;
+        }
+        // A coarser step may be a guess that chance suggests: it widens the bound and moves nothing.
+        let middle = at.quantum.min(COARSEST_NS as f64) / 2.0;
+        let fraction_ns = offset_ns + at.theta + middle;
         let whole = fraction_ns.floor();
         let host_ns = self.origin.host_ns.checked_add(base_ns - self.origin.device_ns)?;
         Some(RawTime {
             ns: host_ns.saturating_add(whole as i64),
             fraction_ns: fraction_ns - whole,
-            bound_ns: (at.high - at.theta + at.quantum).max(at.theta - at.low) + rounding_ns,
+            bound_ns: (at.high - at.theta + at.quantum - middle).max(at.theta - at.low + middle)
+                + rounding_ns,
         })
     }
 

@@ -4,15 +4,16 @@
 //! Applications to Tracking and Navigation", 2001, §6.2.2) plus a random walk of θ:
 //! `F = [1 Δ; 0 1]`, `Q = [q_θ·Δ + q_r·Δ³/3, q_r·Δ²/2; q_r·Δ²/2, q_r·Δ]`.
 //!
-//! A burst is an interval [l, u] and no point. With h, half the shortest width within two minutes (the delay that
+//! A burst is an interval [l, u] and no point, the quantum included. With h, half the shortest width within two minutes (the delay that
 //! every exchange has, h each way), θ is at l + h when nothing delayed the way there and at u − h when nothing delayed
 //! the way back. What is left of the interval, e = (u − h) − (l + h), says how much was delayed, not on which way:
 //! - e ≤ 1.5 µs: z = middle, R = s₀² + e²/12 (uniform);
 //! - expected θ outside [l + h, u − h]: z = the nearer end, R = 4 s₀²;
 //! - expected θ inside: z = middle, R = s₀² + 4 e² (delays of a queue are no white noise: hardly any pull);
+//! - a step of the clock beyond 1.5 µs: as inside, and h = 0, since ends are then by chance of the step;
 //! - expected θ not known within the interval (P > e²/12): z = middle, R = s₀² + e²/12.
 //!
-//! Whatever comes of it is kept inside [l − q, u], where the truth is.
+//! Whatever comes of it is kept inside [l, u], where the truth is.
 
 use std::collections::VecDeque;
 
@@ -62,20 +63,17 @@ pub(super) struct Measurement {
 impl Measurement {
     /// With half the floor of the round trips, the θ to judge by, and its variance where that is a forecast.
     pub(super) fn new(bounds: &Bounds, half_floor: f64, expected: f64, forecast: Option<f64>) -> Self {
-        let (mut low, mut high) = (bounds.low + half_floor, bounds.high - half_floor);
-        if high < low {
-            (low, high) = (bounds.mid(), bounds.mid());
-        }
-        let excess = high - low;
+        let middle = bounds.mid();
+        let excess = (bounds.width() - 2.0 * half_floor).max(0.0);
+        let (low, high) = (middle - excess / 2.0, middle + excess / 2.0);
         let uniform = excess * excess / 12.0;
         let scatter = SCATTER_NS * SCATTER_NS;
         let tight = excess <= TIGHT_NS;
-        let middle = f64::midpoint(low, high);
         let (z, variance) = if tight || forecast.is_some_and(|variance| variance > uniform) {
             (middle, scatter + uniform)
-        } else if expected < low {
+        } else if expected < low && !bounds.is_coarse() {
             (low, 4.0 * scatter)
-        } else if expected > high {
+        } else if expected > high && !bounds.is_coarse() {
             (high, 4.0 * scatter)
         } else {
             (middle, scatter + 4.0 * excess * excess)
@@ -134,8 +132,11 @@ pub(super) struct Floor {
 }
 
 impl Floor {
-    /// Half the floor, this burst included.
+    /// Half the floor, this burst included; 0 where the width of a burst is by chance of the quantum and not by delays.
     pub(super) fn half(&mut self, bounds: &Bounds) -> f64 {
+        if bounds.is_coarse() {
+            return 0.0;
+        }
         let width = bounds.width();
         while self.widths.back().is_some_and(|back| back.1 >= width) {
             self.widths.pop_back();
@@ -160,17 +161,15 @@ fn half_floors(bounds: &[Bounds]) -> Vec<f64> {
 }
 
 /// The states at bursts of one stretch, each by all of them. `rate` (ns/s) and its standard deviation are what is
-/// known of the rate; `quanta` are the device's steps.
-pub(super) fn smooth(bounds: &[Bounds], quanta: &[f64], rate: f64, sd_rate: f64) -> Vec<State> {
+/// known of the rate.
+pub(super) fn smooth(bounds: &[Bounds], rate: f64, sd_rate: f64) -> Vec<State> {
     let trend = |x: f64| rate * x / NS;
-    let level: Vec<Bounds> = bounds
-        .iter()
-        .map(|b| Bounds { x: b.x, low: b.low - trend(b.x), high: b.high - trend(b.x) })
-        .collect();
+    let level: Vec<Bounds> =
+        bounds.iter().map(|b| Bounds { low: b.low - trend(b.x), high: b.high - trend(b.x), ..*b }).collect();
     let halves = half_floors(&level);
     let first = level.iter().take(START_BURSTS).min_by(|a, b| a.width().total_cmp(&b.width()));
     let Some(first) = first.map(Bounds::mid) else { return Vec::new() };
-    let smoother = Smoother { bounds: &level, quanta, halves: &halves };
+    let smoother = Smoother { bounds: &level, halves: &halves };
     let start = State::new(first, START_THETA_NS, 0.0, sd_rate.max(START_RATE));
     let passes = WANDERS.map(|wander| (wander, smoother.forward(start, wander, None)));
     let best = passes.into_iter().max_by(|(_, a), (_, b)| a.log_likelihood.total_cmp(&b.log_likelihood));
@@ -190,7 +189,6 @@ pub(super) fn smooth(bounds: &[Bounds], quanta: &[f64], rate: f64, sd_rate: f64)
 
 struct Smoother<'a> {
     bounds: &'a [Bounds],
-    quanta: &'a [f64],
     halves: &'a [f64],
 }
 
@@ -217,8 +215,7 @@ impl Smoother<'_> {
             log_likelihood: 0.0,
         };
         let (mut state, mut x) = (start, self.bounds.first().map_or(0.0, |first| first.x));
-        let inputs = self.bounds.iter().zip(self.quanta).zip(self.halves).enumerate();
-        for (i, ((bounds, quantum), half)) in inputs {
+        for (i, (bounds, half)) in self.bounds.iter().zip(self.halves).enumerate() {
             let dt_ns = bounds.x - x;
             x = bounds.x;
             let predicted = state.predict(dt_ns, wander);
@@ -231,7 +228,7 @@ impl Smoother<'_> {
                 let innovation = measurement.z - predicted.theta;
                 pass.log_likelihood -= 0.5 * ((innovation * innovation / s).min(OUTLIER) + s.ln());
             }
-            state = predicted.update(&measurement, (bounds.low - quantum, bounds.high));
+            state = predicted.update(&measurement, (bounds.low, bounds.high));
             pass.dt_ns.push(dt_ns);
             pass.predicted.push(predicted);
             pass.filtered.push(state);
@@ -294,7 +291,7 @@ mod tests {
         let burst = |(i, delay): (usize, &f64)| {
             let x = i as f64 * 5e8;
             let theta = rate * x / NS;
-            Bounds { x, low: theta - 4e3 - delay, high: theta + 4e3 }
+            Bounds { x, low: theta - 4e3 - delay, high: theta + 4e3, quantum: 0.0 }
         };
         delayed.iter().enumerate().map(burst).collect()
     }
@@ -304,7 +301,7 @@ mod tests {
         let delays: Vec<f64> =
             (0..120).map(|i| if i % 3 == 0 { 0.0 } else { 50e3 + 1e3 * f64::from(i) }).collect();
         let bounds = line(0.0, &delays);
-        for state in smooth(&bounds, &[0.0; 120], 0.0, 0.0) {
+        for state in smooth(&bounds, 0.0, 0.0) {
             assert!(state.theta.abs() < 150.0, "{state:?}");
         }
     }
@@ -313,7 +310,7 @@ mod tests {
         #[test]
         fn a_straight_line_is_found(rate in -300.0..300.0f64, guess in -5.0..5.0f64) {
             let bounds = line(rate * PPM, &[0.0; 60]);
-            for (state, bounds) in smooth(&bounds, &[0.0; 60], (rate + guess) * PPM, 0.0).iter().zip(&bounds) {
+            for (state, bounds) in smooth(&bounds, (rate + guess) * PPM, 0.0).iter().zip(&bounds) {
                 prop_assert!((state.theta - rate * PPM * bounds.x / NS).abs() < 150.0, "{:?}", state);
                 prop_assert!((state.rate / PPM - rate).abs() < 0.2, "{:?}", state);
             }

@@ -44,21 +44,21 @@ fn smooth(tracked: &Segment, stretch: &[Burst], rejected: &mut u64) -> Option<Se
     for burst in stretch {
         let bounds = burst.bounds(origin, rate / NS, (BURST_RATE + 3.0 * sd_rate) / NS);
         let is_next = sane.last().is_none_or(|(last, _)| last.x < bounds.x) && burst.chain == tracked.chain;
-        if is_next && bounds.low - burst.quantum_ns <= bounds.high {
+        if is_next && bounds.width() >= 0.0 {
             sane.push((bounds, burst));
         } else {
             *rejected += 1;
         }
     }
     let bounds: Vec<Bounds> = sane.iter().map(|(bounds, _)| *bounds).collect();
-    let quanta: Vec<f64> = sane.iter().map(|(_, burst)| burst.quantum_ns).collect();
-    let states = filter::smooth(&bounds, &quanta, rate, sd_rate);
+    let states = filter::smooth(&bounds, rate, sd_rate);
     let next = states.iter().zip(&bounds).skip(1).map(Some).chain([None]);
     let nodes = states.iter().zip(&sane).zip(next).map(|((state, (bounds, burst)), next)| {
         let rate = next.map_or(state.rate, |(next, at)| (next.theta - state.theta) / (at.x - bounds.x) * NS);
         let rho = match tracked.rates {
             Some((low, high)) => (high - rate).max(rate - low),
-            None => rho(state.sd_rate()),
+            // The state's rate is as good as its deviation says; the line to the next burst may have another.
+            None => rho(state.sd_rate()) + (rate - state.rate).abs(),
         };
         Node { theta: state.theta, rate, rho, sd_theta: state.sd_theta(), ..Node::new(bounds, burst) }
     });

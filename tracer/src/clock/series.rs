@@ -6,7 +6,8 @@ use super::burst::{BaseTime, Burst, MAX_NS, is_elapsed, ms_to_ns, rounding_ns};
 use super::causality::Sample;
 use super::curve::Segment;
 use super::host::HostMap;
-use super::quantum::quanta_ns;
+use super::quantum::{Shown, quanta_ns};
+use super::track::UNKNOWN_RATES;
 use crate::event::mark::{ClockBurst, GpuSpan};
 use crate::timeline::Witness;
 use crate::timeline::rows::GpuTime;
@@ -21,8 +22,8 @@ pub(super) struct Bases {
 #[derive(Clone, Copy, Debug)]
 struct Base {
     time: BaseTime,
-    /// Grid of the readings close to it; 0: not known.
-    grid_ns: u64,
+    /// What the readings close to it show of the quantum.
+    shown: Shown,
     quantum_ns: u64,
 }
 
@@ -37,13 +38,13 @@ impl Bases {
             None => self.add(burst.base, burst.rebase_ms),
         };
         let mut burst = Burst::new(&time, burst)?;
-        let grid_ns = burst.grid_ns();
-        if grid_ns > 0
+        let shown = burst.shown(UNKNOWN_RATES.1 / 1e9);
+        if shown.says_something()
             && let Some(base) = self.bases.get_mut(&burst.base)
         {
-            base.grid_ns = grid_ns;
-            let mut recent: Vec<u64> =
-                self.bases.range(..=burst.base).rev().take(RECENT).map(|(_, base)| base.grid_ns).collect();
+            base.shown = shown;
+            let mut recent: Vec<Shown> =
+                self.bases.range(..=burst.base).rev().take(RECENT).map(|(_, base)| base.shown).collect();
             recent.reverse();
             let quantum_ns = quanta_ns(&recent).last().copied().unwrap_or(0);
             self.bases.entry(burst.base).and_modify(|base| base.quantum_ns = quantum_ns);
@@ -65,16 +66,16 @@ impl Bases {
                 BaseTime { device_ns: 0, rounding_ns: 0.0, chain: self.chains }
             }
         };
-        let unknown = quanta_ns(&[0]).last().copied().unwrap_or(0);
+        let unknown = quanta_ns(&[Shown::default()]).last().copied().unwrap_or(0);
         let quantum_ns = before.map_or(unknown, |before| before.quantum_ns);
-        self.bases.insert(number, Base { time, grid_ns: 0, quantum_ns });
+        self.bases.insert(number, Base { time, shown: Shown::default(), quantum_ns });
         time
     }
 
     /// Gives each burst its quantum, now that all bases are known.
     pub(super) fn settle_quanta(&mut self, bursts: &mut [Burst]) {
-        let grids: Vec<u64> = self.bases.values().map(|base| base.grid_ns).collect();
-        for (base, quantum_ns) in self.bases.values_mut().zip(quanta_ns(&grids)) {
+        let shown: Vec<Shown> = self.bases.values().map(|base| base.shown).collect();
+        for (base, quantum_ns) in self.bases.values_mut().zip(quanta_ns(&shown)) {
             base.quantum_ns = quantum_ns;
         }
         for burst in bursts {

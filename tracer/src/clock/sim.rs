@@ -19,6 +19,8 @@ pub(super) struct Device {
     /// Amplitude of a slow change of the drift (period 60 s).
     pub(super) wander_ppm: f64,
     pub(super) quantum_ns: u64,
+    /// From half time on.
+    pub(super) late_quantum_ns: u64,
     /// Least time from host to device and back to host.
     pub(super) there_ns: f64,
     pub(super) back_ns: f64,
@@ -39,6 +41,7 @@ impl Default for Device {
             drift_ppm: 120.0,
             wander_ppm: 0.2,
             quantum_ns: 500,
+            late_quantum_ns: 500,
             there_ns: 4_000.0,
             back_ns: 4_000.0,
             busy: 0,
@@ -72,7 +75,7 @@ impl Device {
         let wander = self.wander_ppm * 1e-6 * (1.0 - (host * turn).cos()) / turn;
         let step = if host > self.half_ns() { self.step_ns } else { 0.0 };
         let device = host + self.drift_ppm * 1e-6 * host + wander + step;
-        let quantum = self.quantum_ns as i64;
+        let quantum = if host > self.half_ns() { self.late_quantum_ns } else { self.quantum_ns } as i64;
         (self.offset_ns + device.round() as i64).div_euclid(quantum) * quantum
     }
 

@@ -51,6 +51,7 @@ fn device() -> impl Strategy<Value = Device> {
                 drift_ppm,
                 wander_ppm,
                 quantum_ns,
+                late_quantum_ns: quantum_ns,
                 there_ns: rtt.0,
                 back_ns: rtt.1,
                 busy,
@@ -68,6 +69,23 @@ proptest! {
         let run = device.run();
         let errors = errors(&mut fit(&run), &run);
         prop_assert_eq!(errors.len(), run.spans.len());
+        for (begin, end, bound) in &errors {
+            prop_assert!(begin.abs() <= *bound && end.abs() <= *bound, "{} {} {}", begin, end, bound);
+        }
+    }
+
+    #[test]
+    fn the_bound_holds_when_the_quantum_changes(
+        device in device(),
+        late_quantum_ns in prop::sample::select(vec![32u64, 500, 8_000, 32_000, 200_000]),
+        is_late: bool,
+    ) {
+        let (early, late) =
+            if is_late { (device.quantum_ns, late_quantum_ns) } else { (late_quantum_ns, device.quantum_ns) };
+        let device = Device { quantum_ns: early, late_quantum_ns: late, seconds: device.seconds + 6, ..device };
+        let run = device.run();
+        let errors = errors(&mut fit(&run), &run);
+        prop_assert!(errors.len() > run.spans.len() / 4, "{} of {}", errors.len(), run.spans.len());
         for (begin, end, bound) in &errors {
             prop_assert!(begin.abs() <= *bound && end.abs() <= *bound, "{} {} {}", begin, end, bound);
         }
@@ -356,7 +374,7 @@ fn a_suspend_ends_a_segment() {
 #[test]
 fn the_quantum_is_found() {
     for (quantum_ns, expected) in [(1, 32.0), (32, 32.0), (500, 500.0), (1_000, 1_000.0)] {
-        let run = Device { quantum_ns, ..Device::default() }.run();
+        let run = Device { quantum_ns, late_quantum_ns: quantum_ns, ..Device::default() }.run();
         assert!(fit(&run).knots().all(|(_, knot)| knot.quantum_ns == expected), "{quantum_ns}");
     }
 }

@@ -12,7 +12,7 @@ use super::host::HostMap;
 
 const NS: f64 = 1e9;
 /// What is known of a rate before there are two bursts: no crystals are that far apart.
-const UNKNOWN_RATES: (f64, f64) = (-300.0 * PPM, 300.0 * PPM);
+pub(super) const UNKNOWN_RATES: (f64, f64) = (-300.0 * PPM, 300.0 * PPM);
 /// What a rate may be off by after its clock stepped: the crystal is still the same.
 const RHO_BEHIND_STEP: f64 = 20.0 * PPM;
 /// How much a rate may change between bursts: assumed, for crystals under changing load, to be below 0.2 ppm/s.
@@ -105,7 +105,7 @@ impl Tracker {
         let mut warming = Warming { low, high, bursts: Vec::new() };
         let (rate, rho) = warming.rate();
         let bounds = burst.bounds(origin, rate / NS, rho / NS);
-        if bounds.low - burst.quantum_ns > bounds.high {
+        if bounds.width() < 0.0 {
             self.rejected += 1;
             return;
         }
@@ -155,13 +155,13 @@ impl Stretch {
     /// `None`: the burst contradicts itself.
     fn bounds(&self, burst: &Burst, origin: Origin) -> Option<Bounds> {
         let bounds = burst.bounds(origin, self.state.rate / NS, (RHO_STEP + self.rho()) / NS);
-        (bounds.low - burst.quantum_ns <= bounds.high).then_some(bounds)
+        (bounds.width() >= 0.0).then_some(bounds)
     }
 
     fn take(&mut self, burst: &Burst, bounds: &Bounds, segment: &mut Segment) -> Verdict {
         let Some(last) = segment.nodes.last() else { return Verdict::Taken };
         let (low, high) = last.walls(bounds.x - last.x, last.rate, last.rho + RHO_STEP, 0.0);
-        if bounds.low - burst.quantum_ns > high || bounds.high < low {
+        if bounds.low > high || bounds.high < low {
             return Verdict::Stepped(1);
         }
         let half_floor = self.floor.half(bounds);
@@ -214,7 +214,7 @@ impl Stretch {
         predicted.var_theta += fallen * fallen;
         let measurement =
             Measurement::new(bounds, self.half_floor, predicted.theta, Some(predicted.var_theta));
-        let certain = (bounds.low - burst.quantum_ns, bounds.high);
+        let certain = (bounds.low, bounds.high);
         if self.is_suspect(&measurement, &predicted) {
             self.suspects.push(burst.clone());
             if self.suspects.len() == SUSPECTS {
@@ -263,7 +263,7 @@ impl Warming {
 
     /// Takes in what a burst and those before it say of the rate; false when they allow none.
     fn take(&mut self, burst: &Burst, bounds: &Bounds, segment: &Segment) -> bool {
-        let certain = (bounds.low - burst.quantum_ns, bounds.high);
+        let certain = (bounds.low, bounds.high);
         for node in &segment.nodes {
             let dt = (bounds.x - node.x) / NS;
             self.low = self.low.max((certain.0 - node.high) / dt - RHO);
