@@ -74,7 +74,8 @@ fn check(fault: &str, unaligned: usize, wrong: usize) -> Result<()> {
         bounds.last(),
         outside.len()
     );
-    ensure!(aligned > 1000, "{aligned} GPU times");
+    // Bursts that do not show how coarse the clock became leave those up to two bursts before without a time.
+    ensure!(aligned > 300, "{aligned} GPU times");
     let counted: u64 =
         tables.ledger.iter().filter(|row| row.name == "gpu_span_unaligned").map(|row| row.count).sum();
     ensure!(counted == lost as u64 && lost >= unaligned, "{lost} unaligned, {counted} counted");

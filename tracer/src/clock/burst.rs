@@ -32,6 +32,11 @@ pub fn rounding_ns(ms: f32) -> f64 {
     (f64::from(ms.next_up()) - f64::from(ms)) / 2.0 * 1e6
 }
 
+/// Whether with this step of the device's clock it is rounding, not delays, that makes most of what a burst leaves open.
+pub(super) fn is_coarse(quantum_ns: f64) -> bool {
+    quantum_ns > TIGHT_NS
+}
+
 /// One bracket: the device showed `device_ns` between two host times.
 #[derive(Clone, Copy, Debug)]
 struct Reading {
@@ -87,17 +92,14 @@ pub(super) struct Bounds {
     pub(super) high: f64,
     /// Step of the device's clock.
     pub(super) quantum: f64,
+    /// The shortest there and back.
+    pub(super) round_trip: f64,
 }
 
 impl Bounds {
     /// Negative: the burst contradicts itself.
     pub(super) fn width(&self) -> f64 {
         self.high - self.low
-    }
-
-    /// Whether the device's step, not delays, makes most of what is open.
-    pub(super) fn is_coarse(&self) -> bool {
-        self.quantum > TIGHT_NS
     }
 
     pub(super) fn mid(&self) -> f64 {
@@ -178,7 +180,13 @@ impl Burst {
     /// Bounds by all readings, projected with the rate of θ (ns per ns), which is right within `rate_slack`.
     pub(super) fn bounds(&self, origin: Origin, rate: f64, rate_slack: f64) -> Bounds {
         let x = self.x(origin);
-        let mut bounds = Bounds { x, low: f64::NEG_INFINITY, high: f64::INFINITY, quantum: self.quantum_ns };
+        let mut bounds = Bounds {
+            x,
+            low: f64::NEG_INFINITY,
+            high: f64::INFINITY,
+            quantum: self.quantum_ns,
+            round_trip: self.best.round_trip_ns() as f64,
+        };
         for reading in &self.readings {
             let distance = x - self.x_of(reading, origin);
             let theta = |host_ns| origin.theta(host_ns, self.base_ns) - reading.elapsed_ns + rate * distance;

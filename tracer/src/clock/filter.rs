@@ -17,7 +17,7 @@
 
 use std::collections::VecDeque;
 
-use super::burst::Bounds;
+use super::burst::{Bounds, is_coarse};
 
 /// ns/s of one part in a million.
 pub(super) const PPM: f64 = 1e3;
@@ -34,7 +34,8 @@ pub(super) const WANDER_LIVE: f64 = 3e-2 * PPM * PPM;
 const WANDERS: [f64; 3] = [1e-3 * PPM * PPM, 1e-2 * PPM * PPM, 1e-1 * PPM * PPM];
 /// Where the shortest round trip is looked for, in device ns.
 const FLOOR_REACH_NS: f64 = 120e9;
-/// θ and r are known this badly before the first of several bursts: 5 µs about the tightest of the first eight, 20 ppm.
+/// θ and r are known this badly before the first of several bursts: 5 µs about the tightest of the first eight, or what
+/// that leaves open, 20 ppm.
 const START_THETA_NS: f64 = 5e3;
 const START_RATE: f64 = 20.0 * PPM;
 const START_BURSTS: usize = 8;
@@ -71,9 +72,9 @@ impl Measurement {
         let tight = excess <= TIGHT_NS;
         let (z, variance) = if tight || forecast.is_some_and(|variance| variance > uniform) {
             (middle, scatter + uniform)
-        } else if expected < low && !bounds.is_coarse() {
+        } else if expected < low && !is_coarse(bounds.quantum) {
             (low, 4.0 * scatter)
-        } else if expected > high && !bounds.is_coarse() {
+        } else if expected > high && !is_coarse(bounds.quantum) {
             (high, 4.0 * scatter)
         } else {
             (middle, scatter + 4.0 * excess * excess)
@@ -132,12 +133,10 @@ pub(super) struct Floor {
 }
 
 impl Floor {
-    /// Half the floor, this burst included; 0 where the width of a burst is by chance of the quantum and not by delays.
+    /// Half the floor, this burst included; 0 where chance of the quantum and not delays makes the width of a burst.
     pub(super) fn half(&mut self, bounds: &Bounds) -> f64 {
-        if bounds.is_coarse() {
-            return 0.0;
-        }
-        let width = bounds.width();
+        let is_coarse = is_coarse(bounds.quantum);
+        let width = if is_coarse { bounds.round_trip } else { bounds.width() };
         while self.widths.back().is_some_and(|back| back.1 >= width) {
             self.widths.pop_back();
         }
@@ -145,7 +144,7 @@ impl Floor {
         while self.widths.front().is_some_and(|front| front.0 < bounds.x - FLOOR_REACH_NS) {
             self.widths.pop_front();
         }
-        self.widths.front().map_or(0.0, |front| front.1 / 2.0)
+        self.widths.front().filter(|_| !is_coarse).map_or(0.0, |front| front.1 / 2.0)
     }
 }
 
@@ -168,9 +167,10 @@ pub(super) fn smooth(bounds: &[Bounds], rate: f64, sd_rate: f64) -> Vec<State> {
         bounds.iter().map(|b| Bounds { low: b.low - trend(b.x), high: b.high - trend(b.x), ..*b }).collect();
     let halves = half_floors(&level);
     let first = level.iter().take(START_BURSTS).min_by(|a, b| a.width().total_cmp(&b.width()));
-    let Some(first) = first.map(Bounds::mid) else { return Vec::new() };
+    let Some(first) = first else { return Vec::new() };
+    let (first, open) = (first.mid(), first.width() / 2.0);
     let smoother = Smoother { bounds: &level, halves: &halves };
-    let start = State::new(first, START_THETA_NS, 0.0, sd_rate.max(START_RATE));
+    let start = State::new(first, START_THETA_NS.max(open), 0.0, sd_rate.max(START_RATE));
     let passes = WANDERS.map(|wander| (wander, smoother.forward(start, wander, None)));
     let best = passes.into_iter().max_by(|(_, a), (_, b)| a.log_likelihood.total_cmp(&b.log_likelihood));
     let Some((wander, pass)) = best else { return Vec::new() };
@@ -291,7 +291,7 @@ mod tests {
         let burst = |(i, delay): (usize, &f64)| {
             let x = i as f64 * 5e8;
             let theta = rate * x / NS;
-            Bounds { x, low: theta - 4e3 - delay, high: theta + 4e3, quantum: 0.0 }
+            Bounds { x, low: theta - 4e3 - delay, high: theta + 4e3, quantum: 0.0, round_trip: 8e3 }
         };
         delayed.iter().enumerate().map(burst).collect()
     }
