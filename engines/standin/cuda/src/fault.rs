@@ -15,7 +15,7 @@
 //! | `clock_step_ns=N` | the device's clock is N ns ahead of what it was (negative: behind) |
 //! | `glitch_ns=N` | the time of the n-th record alone is off by N ns |
 //! | `quantum_ns=N` | the step of the device's clock is N ns |
-//! | `wander_ns=N` | the device's clock swings by ±N ns every 4 s |
+//! | `wander_ns=N` | the device's clock swings by ±N ns every minute |
 
 use std::str::FromStr;
 use std::sync::OnceLock;
@@ -51,7 +51,7 @@ const NAMES: [(&str, Kind); 10] = [
     ("quantum_ns", Kind::Quantum),
     ("wander_ns", Kind::Wander),
 ];
-const WANDER_PERIOD_NS: f64 = 4e9;
+const WANDER_PERIOD_NS: f64 = 60e9;
 
 #[derive(Debug)]
 struct Fault {
