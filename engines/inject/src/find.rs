@@ -15,6 +15,9 @@ use crate::{
     start::with_loader,
 };
 
+/// How often a library is looked at that cannot be hooked.
+const ATTEMPTS: u8 = 10;
+
 /// A mapped library.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Mapped {
@@ -33,6 +36,8 @@ pub(crate) struct Finder {
     /// What has been looked at.
     known: Vec<Mapped>,
     hooks: Vec<Hook>,
+    /// Looks that have failed at a library, one after the other.
+    attempts: u8,
     /// Why an engine could not be hooked.
     problem: Option<String>,
 }
@@ -44,6 +49,7 @@ impl Finder {
             changes: 0,
             known: Vec::new(),
             hooks: Vec::new(),
+            attempts: 0,
             problem: None,
         }
     }
@@ -67,8 +73,16 @@ impl Finder {
             if self.known.contains(&library) {
                 continue;
             }
-            if let Err(problem) = self.hook(&library) {
-                self.problem = Some(format!("{}: {problem}", library.path.display()));
+            match self.hook(&library) {
+                // The loader may still be at work on it.
+                Err(problem) if self.attempts < ATTEMPTS => {
+                    self.problem = Some(format!("{}: {problem}", library.path.display()));
+                    self.attempts += 1;
+                    self.changes = 0;
+                    continue;
+                }
+                Err(problem) => self.problem = Some(format!("{}: {problem}", library.path.display())),
+                Ok(()) => self.attempts = 0,
             }
             self.known.push(library);
         }

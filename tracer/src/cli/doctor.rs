@@ -169,7 +169,9 @@ fn page(checks: &[Check], style: Style) -> String {
             Status::Fail => ("FAIL", Style::alarm),
         };
         let indent = " ".repeat(6 + names + 2);
-        let lines = wrap_words(&crate::cli::units::clean(&check.found, 600), WIDTH - indent.len());
+        // Errors may have several lines; here each is one paragraph.
+        let found = check.found.split_whitespace().collect::<Vec<_>>().join(" ");
+        let lines = wrap_words(&crate::cli::units::clean(&found, 600), WIDTH - indent.len());
         out.push_str(&format!("{}  {:<names$}  ", paint(style, word), check.name));
         out.push_str(&lines.join(&format!("\n{indent}")));
         out.push('\n');
@@ -204,14 +206,18 @@ mod tests {
                 "less is seen",
                 "a newer kernel",
             ),
-            Check::fail("BTF", "none", "nothing works", "CONFIG_DEBUG_INFO_BTF=y"),
+            Check::fail("BTF", "none,\n  really", "nothing works", "CONFIG_DEBUG_INFO_BTF=y"),
         ];
         let page = page(&checks, Style::default());
         assert!(page.lines().all(|line| line.chars().count() <= WIDTH), "{page}");
         assert!(!page.contains('\x1b'), "{page:?}");
-        for part in
-            ["ok    kernel   Linux 6.18", "FAIL  BTF", "fix: CONFIG_DEBUG_INFO_BTF=y", "1 of the above must"]
-        {
+        for part in [
+            "ok    kernel   Linux 6.18",
+            "FAIL  BTF",
+            "none, really",
+            "fix: CONFIG_DEBUG_INFO_BTF=y",
+            "1 of the above must",
+        ] {
             assert!(page.contains(part), "{part}\n{page}");
         }
     }

@@ -248,7 +248,7 @@ int main(int argc, char** argv) {
   Handle cuda_context = strcmp(mode, "fork") ? device() : nullptr;
   if (getenv("WAIT_HOOK")) {
     for (int i = 0; context.enqueue() == original; ++i) {
-      if (i == 20000) { fprintf(stderr, "not hooked\n"); return 6; }
+      if (i == 200000) { fprintf(stderr, "not hooked\n"); return 6; }
       usleep(1000);
     }
   }
