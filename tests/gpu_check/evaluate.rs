@@ -326,15 +326,10 @@ fn at(burst: &ClockBurst, reading: &ClockReading) -> GpuSpan {
     GpuSpan {
         device_uuid: burst.device_uuid,
         context: burst.context,
-        stream: 0,
-        sequence: 0,
-        enqueue_begin_ns: 0,
-        enqueue_end_ns: 0,
-        tid: 0,
         epoch: burst.epoch,
         base: burst.base,
         begin_ms: f32::from_bits(reading.elapsed_ms_bits),
-        span_ms: 0.0,
+        ..GpuSpan::default()
     }
 }
 

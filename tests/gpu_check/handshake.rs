@@ -185,19 +185,7 @@ mod tests {
             after_ns: 1_000_000 + i * 10_000 + back,
             device_ns: 5_000 + i * 10_000,
         };
-        let span = GpuSpan {
-            device_uuid: [0; 16],
-            context: 0,
-            stream: 0,
-            sequence: 0,
-            enqueue_begin_ns: 0,
-            enqueue_end_ns: 0,
-            tid: 0,
-            epoch: 0,
-            base: 0,
-            begin_ms: 0.0,
-            span_ms: 0.0,
-        };
+        let span = GpuSpan::default();
         Handshake { span, begin_ns: 5_000, end_ns: 100_000, answers: (1..9).map(answer).collect() }
     }
 

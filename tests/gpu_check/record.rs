@@ -168,16 +168,8 @@ impl<'a> Recorder<'a> {
     fn span_of<T>(&self, make: impl FnOnce(GpuSpan) -> Result<T>) -> Result<T> {
         make(GpuSpan {
             device_uuid: self.gpu.uuid,
-            context: 0,
-            stream: 0,
-            sequence: 0,
-            enqueue_begin_ns: 0,
-            enqueue_end_ns: 0,
-            tid: 0,
-            epoch: 0,
             base: u32::try_from(self.out.bursts.len().saturating_sub(1)).context("too many bursts")?,
-            begin_ms: 0.0,
-            span_ms: 0.0,
+            ..GpuSpan::default()
         })
     }
 

@@ -3,10 +3,9 @@
 use std::collections::HashMap;
 
 use anyhow::{Context, Result, ensure};
-use serde::Deserialize;
 use tracer::event::{Event, Mark};
 
-use crate::{Test, graph};
+use crate::{Test, graph, truth::Driver};
 
 pub(crate) const TESTS: &[(&str, Test)] = &[
     ("inject::preempted_bursts", || check("query_late_us=5000", 0, 0)),
@@ -20,19 +19,6 @@ pub(crate) const TESTS: &[(&str, Test)] = &[
     ("inject::clock_wander", || check("wander_ns=15000", 0, 0)),
     ("inject::turned_off", turned_off),
 ];
-
-/// One line of the stand-in driver's truth log.
-#[derive(Debug, Deserialize)]
-#[serde(tag = "kind", rename_all = "lowercase")]
-enum Driver {
-    Event {
-        tid: u32,
-        record_ns: u64,
-        complete_ns: u64,
-    },
-    #[serde(other)]
-    Other,
-}
 
 /// Records a program on a driver with this fault. At least `unaligned` spans have no GPU time, at most `wrong` ones have
 /// one that is outside of its bound.

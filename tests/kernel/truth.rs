@@ -63,7 +63,7 @@ pub(crate) enum Truth {
 /// One line of the stand-in driver's truth log.
 #[derive(Debug, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
-enum Driver {
+pub(crate) enum Driver {
     Event {
         tid: u32,
         record_ns: u64,

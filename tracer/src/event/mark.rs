@@ -100,7 +100,7 @@ pub enum AttrValue {
 }
 
 /// Raw device readings; mapped to the host clock by `clock`, never before.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct GpuSpan {
     pub device_uuid: [u8; 16],
     pub context: u64,

@@ -259,11 +259,12 @@ impl Kernel {
     }
 
     fn try_wire(&mut self) -> Result<BtfTracePointLink, String> {
-        let btf = Btf::from_sys_fs().map_err(chain)?;
         let name = programs::SOCKET_WIRE;
         let program = self.ebpf.program_mut(name).ok_or_else(|| format!("no program `{name}`"))?;
         let program: &mut BtfTracePoint = program.try_into().map_err(chain)?;
+        // Reading the kernel's types takes long for a place between two drains: once, and only where bytes are held.
         if program.fd().is_err() {
+            let btf = Btf::from_sys_fs().map_err(chain)?;
             program.load("tcp_probe", &btf).map_err(chain)?;
         }
         let link = program.attach().map_err(chain)?;

@@ -1,6 +1,6 @@
 //! Finding processes.
 
-use std::{io, path::Path};
+use std::io;
 
 use procfs::process::{MMPermissions, MMapPath, Process as ProcProcess};
 
@@ -88,9 +88,8 @@ pub fn tree(root: u32) -> Result<Vec<Found>, ProbeError> {
     let mut tree = vec![find(root)?];
     let mut index = 0;
     while let Some(parent) = tree.get(index) {
-        let tasks = Path::new("/proc").join(parent.id.tgid.to_string()).join("task");
         // A task that ends meanwhile has no children to follow.
-        for task in std::fs::read_dir(tasks).into_iter().flatten().flatten() {
+        for task in tasks(parent.id.tgid) {
             let children = std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
             for child in children.split_whitespace().filter_map(|pid| pid.parse().ok()) {
                 if let Ok(found) = find(child) {
@@ -127,21 +126,22 @@ pub fn listening_ports(pid: u32) -> Vec<u16> {
 /// Whether a thread of a process is under seccomp (seccomp(2)): then system calls that it never heard of may kill it.
 #[must_use]
 pub fn is_under_seccomp(pid: u32) -> bool {
-    threads(pid).into_iter().any(|(tid, _)| {
-        let status = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/status")).unwrap_or_default();
+    tasks(pid).any(|task| {
+        let status = std::fs::read_to_string(task.path().join("status")).unwrap_or_default();
         let mode = status.lines().find_map(|line| line.strip_prefix("Seccomp:"));
         mode.is_some_and(|mode| mode.trim() != "0")
     })
 }
 
+/// The folders of a process's threads; none of one that is gone.
+fn tasks(pid: u32) -> impl Iterator<Item = std::fs::DirEntry> {
+    std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten()
+}
+
 /// Ids and names of the threads of a process.
 #[must_use]
 pub fn threads(pid: u32) -> Vec<(u32, String)> {
-    let tasks = std::fs::read_dir(format!("/proc/{pid}/task"));
-    tasks
-        .into_iter()
-        .flatten()
-        .flatten()
+    tasks(pid)
         .filter_map(|task| {
             let tid = task.file_name().to_str()?.parse().ok()?;
             let comm = std::fs::read_to_string(task.path().join("comm")).ok()?;

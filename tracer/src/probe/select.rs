@@ -129,20 +129,18 @@ impl Watch {
     fn matching(&mut self, profiles: &Profiles) -> Result<Vec<Found>, ProbeError> {
         let mut all = process::all()?;
         all.retain(|(found, _)| found.id.tgid != std::process::id());
-        let selector = &self.selector;
-        Ok(match selector {
+        let fitting = |all: Vec<(Found, u64)>, fits: &dyn Fn(&Found) -> bool| {
+            all.into_iter().map(|(found, _)| found).filter(|found| fits(found)).collect()
+        };
+        Ok(match &self.selector {
             Selector::Engines => self.with_engines(profiles, all),
-            _ => all
-                .into_iter()
-                .map(|(found, _)| found)
-                .filter(|found| match selector {
-                    Selector::Comm(comm) => process::is_called(found, comm),
-                    Selector::Cgroup(path) => cgroup::holds(path, found.id.tgid),
-                    Selector::Container(id) => cgroup::is_in_container(id, found.id.tgid),
-                    Selector::Pids(pids) => pids.contains(&found.id.tgid),
-                    Selector::Engines => false,
-                })
-                .collect(),
+            Selector::Pids(pids) => fitting(all, &|found| pids.contains(&found.id.tgid)),
+            Selector::Comm(comm) => fitting(all, &|found| process::is_called(found, comm)),
+            Selector::Cgroup(path) => {
+                let inside = cgroup::inside(path);
+                fitting(all, &|found| cgroup::holds(&inside, found.id.tgid))
+            }
+            Selector::Container(id) => fitting(all, &|found| cgroup::is_in_container(id, found.id.tgid)),
         })
     }
 

@@ -13,9 +13,14 @@ const MIN_DIGITS: usize = 4;
 const DIGITS: usize = 64;
 const ROOT: &str = "/sys/fs/cgroup";
 
+/// A group's path inside its hierarchy: what [`holds`] compares with.
+pub(super) fn inside(path: &str) -> String {
+    without_mount(path, &mounts())
+}
+
 /// Whether a process is in a group or below it.
-pub(super) fn holds(path: &str, pid: u32) -> bool {
-    is_below(&text_of(pid), &without_mount(path, &mounts()))
+pub(super) fn holds(inside: &str, pid: u32) -> bool {
+    is_below(&text_of(pid), inside)
 }
 
 /// Whether there is such a group, with or without processes.
