@@ -15,8 +15,8 @@ pub(crate) const TESTS: &[(&str, Test)] = &[
     // The one step whose event has the wrong time cannot be told from others.
     ("inject::backwards_reading", || check("glitch_ns=-400000@4001", 0, 1)),
     ("inject::coarser_clock", || check("quantum_ns=32000@4000", 0, 0)),
-    // ±1.6 ppm, changing by up to 0.16 ppm/s: within what the clock assumes of a device.
-    ("inject::clock_wander", || check("wander_ns=15000", 0, 0)),
+    // ±10 ppm, changing by up to 1.1 ppm/s: more than crystals do.
+    ("inject::clock_wander", || check("wander_ns=100000", 0, 0)),
     ("inject::turned_off", turned_off),
 ];
 

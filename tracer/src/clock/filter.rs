@@ -30,8 +30,9 @@ pub(super) const TIGHT_NS: f64 = 1_500.0;
 const WALK: f64 = 1e2;
 /// q_r when it cannot be chosen with hindsight, in (ns/s)²/s (3e-2 ppm²/s).
 pub(super) const WANDER_LIVE: f64 = 3e-2 * PPM * PPM;
-/// Those to choose from with hindsight: a crystal at rest, in a room, under changing load.
-const WANDERS: [f64; 3] = [1e-3 * PPM * PPM, 1e-2 * PPM * PPM, 1e-1 * PPM * PPM];
+/// Those to choose from with hindsight, in ppm²/s: a crystal at rest, in a room, under changing load; the others are
+/// for clocks that are none.
+const WANDERS: [f64; 7] = [1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3];
 /// Where the shortest round trip is looked for, in device ns.
 const FLOOR_REACH_NS: f64 = 120e9;
 /// θ and r are known this badly before the first of several bursts: 5 µs about the tightest of the first eight, or what
@@ -59,6 +60,8 @@ pub(super) struct Measurement {
     pub(super) variance: f64,
     /// Nearly nothing was delayed.
     pub(super) tight: bool,
+    /// It says where θ is, not only where it may be.
+    pub(super) tells: bool,
 }
 
 impl Measurement {
@@ -70,16 +73,22 @@ impl Measurement {
         let uniform = excess * excess / 12.0;
         let scatter = SCATTER_NS * SCATTER_NS;
         let tight = excess <= TIGHT_NS;
-        let (z, variance) = if tight || forecast.is_some_and(|variance| variance > uniform) {
-            (middle, scatter + uniform)
+        let (z, variance, tells) = if tight || forecast.is_some_and(|variance| variance > uniform) {
+            (middle, scatter + uniform, tight)
         } else if expected < low && !is_coarse(bounds.quantum) {
-            (low, 4.0 * scatter)
+            (low, 4.0 * scatter, true)
         } else if expected > high && !is_coarse(bounds.quantum) {
-            (high, 4.0 * scatter)
+            (high, 4.0 * scatter, true)
         } else {
-            (middle, scatter + 4.0 * excess * excess)
+            (middle, scatter + 4.0 * excess * excess, false)
         };
-        Self { z, variance, tight }
+        Self { z, variance, tight, tells }
+    }
+
+    /// How far θ is from the forecast, in ns, beyond what chance explains (three standard deviations).
+    pub(super) fn surprise(&self, forecast: &State) -> f64 {
+        let usual = 3.0 * (forecast.var_theta + self.variance).sqrt();
+        if self.tells { ((self.z - forecast.theta).abs() - usual).max(0.0) } else { 0.0 }
     }
 }
 
@@ -159,21 +168,29 @@ fn half_floors(bounds: &[Bounds]) -> Vec<f64> {
     halves
 }
 
+/// The states at the bursts of a stretch, and the q_r that explains them best.
+#[derive(Debug, Default)]
+pub(super) struct Smoothed {
+    pub(super) states: Vec<State>,
+    pub(super) wander: f64,
+}
+
 /// The states at bursts of one stretch, each by all of them. `rate` (ns/s) and its standard deviation are what is
 /// known of the rate.
-pub(super) fn smooth(bounds: &[Bounds], rate: f64, sd_rate: f64) -> Vec<State> {
+pub(super) fn smooth(bounds: &[Bounds], rate: f64, sd_rate: f64) -> Smoothed {
     let trend = |x: f64| rate * x / NS;
     let level: Vec<Bounds> =
         bounds.iter().map(|b| Bounds { low: b.low - trend(b.x), high: b.high - trend(b.x), ..*b }).collect();
     let halves = half_floors(&level);
     let first = level.iter().take(START_BURSTS).min_by(|a, b| a.width().total_cmp(&b.width()));
-    let Some(first) = first else { return Vec::new() };
+    let Some(first) = first else { return Smoothed::default() };
     let (first, open) = (first.mid(), first.width() / 2.0);
     let smoother = Smoother { bounds: &level, halves: &halves };
     let start = State::new(first, START_THETA_NS.max(open), 0.0, sd_rate.max(START_RATE));
-    let passes = WANDERS.map(|wander| (wander, smoother.forward(start, wander, None)));
+    let pass = |wander: f64| (wander * PPM * PPM, smoother.forward(start, wander * PPM * PPM, None));
+    let passes = WANDERS.map(pass);
     let best = passes.into_iter().max_by(|(_, a), (_, b)| a.log_likelihood.total_cmp(&b.log_likelihood));
-    let Some((wander, pass)) = best else { return Vec::new() };
+    let Some((wander, pass)) = best else { return Smoothed::default() };
     let mut states = pass.smoothed();
     for _ in 1..PASSES {
         let expected: Vec<f64> = states.iter().map(|state| state.theta).collect();
@@ -184,7 +201,7 @@ pub(super) fn smooth(bounds: &[Bounds], rate: f64, sd_rate: f64) -> Vec<State> {
         state.theta += trend(bounds.x);
         state.rate += rate;
     }
-    states
+    Smoothed { states, wander }
 }
 
 struct Smoother<'a> {
@@ -301,7 +318,7 @@ mod tests {
         let delays: Vec<f64> =
             (0..120).map(|i| if i % 3 == 0 { 0.0 } else { 50e3 + 1e3 * f64::from(i) }).collect();
         let bounds = line(0.0, &delays);
-        for state in smooth(&bounds, 0.0, 0.0) {
+        for state in smooth(&bounds, 0.0, 0.0).states {
             assert!(state.theta.abs() < 150.0, "{state:?}");
         }
     }
@@ -310,7 +327,7 @@ mod tests {
         #[test]
         fn a_straight_line_is_found(rate in -300.0..300.0f64, guess in -5.0..5.0f64) {
             let bounds = line(rate * PPM, &[0.0; 60]);
-            for (state, bounds) in smooth(&bounds, (rate + guess) * PPM, 0.0).iter().zip(&bounds) {
+            for (state, bounds) in smooth(&bounds, (rate + guess) * PPM, 0.0).states.iter().zip(&bounds) {
                 prop_assert!((state.theta - rate * PPM * bounds.x / NS).abs() < 150.0, "{:?}", state);
                 prop_assert!((state.rate / PPM - rate).abs() < 0.2, "{:?}", state);
             }

@@ -6,9 +6,9 @@
 
 use super::burst::{Bounds, Burst};
 use super::curve::{Node, Segment};
-use super::filter::{self, PPM};
+use super::filter::{self, PPM, Smoothed};
 use super::host::HostMap;
-use super::track::{Tracker, rho};
+use super::track::{RHO, Tracker, rho};
 
 const NS: f64 = 1e9;
 /// What the rate of a whole stretch may be off by inside one burst, where it hardly matters.
@@ -51,14 +51,17 @@ fn smooth(tracked: &Segment, stretch: &[Burst], rejected: &mut u64) -> Option<Se
         }
     }
     let bounds: Vec<Bounds> = sane.iter().map(|(bounds, _)| *bounds).collect();
-    let states = filter::smooth(&bounds, rate, sd_rate);
+    let Smoothed { states, wander } = filter::smooth(&bounds, rate, sd_rate);
     let next = states.iter().zip(&bounds).skip(1).map(Some).chain([None]);
     let nodes = states.iter().zip(&sane).zip(next).map(|((state, (bounds, burst)), next)| {
-        let rate = next.map_or(state.rate, |(next, at)| (next.theta - state.theta) / (at.x - bounds.x) * NS);
+        let dt_ns = next.map_or(0.0, |(_, at)| at.x - bounds.x);
+        let rate = next.map_or(state.rate, |(next, _)| (next.theta - state.theta) / dt_ns * NS);
+        // Three standard deviations of what the rate does between two bursts.
+        let wandered = 3.0 * (wander * dt_ns / NS).sqrt();
         let rho = match tracked.rates {
             Some((low, high)) => (high - rate).max(rate - low),
             // The state's rate is as good as its deviation says; the line to the next burst may have another.
-            None => rho(state.sd_rate()) + (rate - state.rate).abs(),
+            None => rho(state.sd_rate()) + (rate - state.rate).abs() + (wandered - RHO).max(0.0),
         };
         Node { theta: state.theta, rate, rho, sd_theta: state.sd_theta(), ..Node::new(bounds, burst) }
     });

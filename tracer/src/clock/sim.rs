@@ -16,8 +16,9 @@ pub(super) struct Device {
     pub(super) seconds: u32,
     pub(super) offset_ns: i64,
     pub(super) drift_ppm: f64,
-    /// Amplitude of a slow change of the drift (period 60 s).
+    /// Amplitude of a periodic change of the drift, and its period.
     pub(super) wander_ppm: f64,
+    pub(super) wander_seconds: f64,
     pub(super) quantum_ns: u64,
     /// From half time on.
     pub(super) late_quantum_ns: u64,
@@ -40,6 +41,7 @@ impl Default for Device {
             offset_ns: 1_234_567_890_123,
             drift_ppm: 120.0,
             wander_ppm: 0.2,
+            wander_seconds: 60.0,
             quantum_ns: 500,
             late_quantum_ns: 500,
             there_ns: 4_000.0,
@@ -70,8 +72,7 @@ const START_NS: u64 = 86_400_000_000_000;
 impl Device {
     /// The device's clock at a host time, as it would be read.
     fn read(&self, host: f64) -> i64 {
-        let period = 60.0 * SECOND;
-        let turn = std::f64::consts::TAU / period;
+        let turn = std::f64::consts::TAU / (self.wander_seconds * SECOND);
         let wander = self.wander_ppm * 1e-6 * (1.0 - (host * turn).cos()) / turn;
         let step = if host > self.half_ns() { self.step_ns } else { 0.0 };
         let device = host + self.drift_ppm * 1e-6 * host + wander + step;

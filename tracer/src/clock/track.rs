@@ -3,7 +3,9 @@
 //! A new segment begins with another chain of bases, at a suspend, where the host's clocks stepped, where device time
 //! went back, and where the device's clock stepped: when a burst's bounds and the corridor exclude each other, or when
 //! three tight bursts in a row are on one side of the forecast by more than max(4 σ, 2 µs), after a tight burst that
-//! agreed with it. A step below half a round trip shows only in the second way.
+//! agreed with it. A step below half a round trip shows only in the second way. Bursts that stray further each time
+//! are no step: the rate changes faster than was assumed, and from then on the filter, and with it ρ, assumes what
+//! explains them.
 
 use super::burst::{Bounds, Burst, Origin};
 use super::curve::{Node, Segment};
@@ -25,6 +27,13 @@ const WARM_BURSTS: usize = 256;
 const SUSPECT_SIGMAS: f64 = 4.0;
 const SUSPECT_NS: f64 = 2_000.0;
 const SUSPECTS: usize = 3;
+/// Mean square of innovations over what they should be (1) beyond which the wander is more than assumed, over this
+/// many bursts.
+const STRAIN: f64 = 3.0;
+const STRAIN_BURSTS: f64 = 8.0;
+/// By how much the assumed wander is raised at a time, and its limit, in (ns/s)²/s: no crystal does (100 ppm/√s).
+const WANDER_FACTOR: f64 = 4.0;
+const WANDER_MOST: f64 = 1e4 * PPM * PPM;
 
 /// ρ where the rate has this standard deviation.
 pub(super) fn rho(sd_rate: f64) -> f64 {
@@ -48,13 +57,27 @@ struct Stretch {
     /// `None` once the filter's σ says what ρ is.
     warming: Option<Warming>,
     state: State,
+    /// q_r, raised when bursts refute it.
+    wander: f64,
+    strain: f64,
     floor: Floor,
     half_floor: f64,
     /// The newest burst was tight and as forecast.
     agreed: bool,
     /// The newest bursts, when they are tight and on one side of the forecast, and that side.
-    suspects: Vec<Burst>,
+    suspects: Vec<Suspect>,
     side: f64,
+}
+
+/// A burst that may be behind a step.
+#[derive(Clone, Debug)]
+struct Suspect {
+    burst: Burst,
+    bounds: Bounds,
+    measurement: Measurement,
+    /// Before it was taken in, and for how long that had been so.
+    state: State,
+    dt_ns: f64,
 }
 
 /// The first bursts of a segment. The filter's σ would claim too much: it takes for noise, which averages out, what may
@@ -92,8 +115,8 @@ impl Tracker {
             let behind = std::mem::take(&mut stretch.suspects);
             segment.nodes.truncate((segment.nodes.len() + 1).saturating_sub(count));
             let rates = stretch.rates_behind_step();
-            let older = behind.get(..count - 1).unwrap_or_default();
-            for (i, burst) in older.iter().chain([burst]).enumerate() {
+            let older = behind.get(..count - 1).unwrap_or_default().iter().map(|suspect| &suspect.burst);
+            for (i, burst) in older.chain([burst]).enumerate() {
                 if i == 0 { self.begin(burst, rates) } else { self.push(burst, host) }
             }
         }
@@ -118,6 +141,8 @@ impl Tracker {
             last: burst.clone(),
             warming: Some(warming),
             state: State::new(bounds.mid(), bounds.width(), rate, rho / 3.0),
+            wander: WANDER_LIVE,
+            strain: 1.0,
             floor,
             half_floor,
             agreed: false,
@@ -178,8 +203,11 @@ impl Stretch {
         Verdict::Taken
     }
 
-    /// What is known of the rate when the clock stepped; nothing where it was not known before.
+    /// What is known of the rate when the clock stepped; nothing where it was not known before, or does not stay.
     fn rates_behind_step(&self) -> (f64, f64) {
+        if self.wander > WANDER_LIVE {
+            return UNKNOWN_RATES;
+        }
         let open = RHO_BEHIND_STEP + rho(self.state.sd_rate());
         self.warming.as_ref().map_or((self.state.rate - open, self.state.rate + open), |_| UNKNOWN_RATES)
     }
@@ -209,22 +237,31 @@ impl Stretch {
     /// `fallen`: by how much half the floor is lower than before.
     fn filter(&mut self, burst: &Burst, bounds: &Bounds, fallen: f64, segment: &mut Segment) -> Verdict {
         let dt_ns = segment.nodes.last().map_or(0.0, |last| bounds.x - last.x);
-        let mut predicted = self.state.predict(dt_ns, WANDER_LIVE);
+        let mut predicted = self.state.predict(dt_ns, self.wander);
         // What was taken for the middle before may have been off by as much.
         predicted.var_theta += fallen * fallen;
         let measurement =
             Measurement::new(bounds, self.half_floor, predicted.theta, Some(predicted.var_theta));
         let certain = (bounds.low, bounds.high);
+        let surprise = measurement.surprise(&predicted) / dt_ns.max(1.0) * NS;
+        if let Some(last) = segment.nodes.last_mut() {
+            last.rho += surprise;
+        }
         if self.is_suspect(&measurement, &predicted) {
-            self.suspects.push(burst.clone());
+            let (burst, bounds, state) = (burst.clone(), *bounds, self.state);
+            self.suspects.push(Suspect { burst, bounds, measurement, state, dt_ns });
             if self.suspects.len() == SUSPECTS {
-                return Verdict::Stepped(SUSPECTS);
+                return self.judge(segment);
             }
             // Not believed yet, so only what is certain counts.
             self.state = State { theta: predicted.theta.clamp(certain.0, certain.1), ..predicted };
         } else {
             self.suspects.clear();
             self.agreed = measurement.tight;
+            if self.is_strained(&measurement, &predicted) {
+                self.raise_wander();
+                predicted = self.state.predict(dt_ns, self.wander);
+            }
             self.state = predicted.update(&measurement, certain);
         }
         if let Some(Warming { low, high, .. }) = self.warming {
@@ -233,11 +270,53 @@ impl Stretch {
         segment.push(Node {
             theta: self.state.theta,
             rate: self.state.rate,
-            rho: self.rho(),
+            rho: self.rho() + surprise,
             sd_theta: self.state.sd_theta(),
             ..Node::new(bounds, burst)
         });
         Verdict::Taken
+    }
+
+    /// Whether the suspects are behind a step, or the rate has changed: then they are taken in.
+    fn judge(&mut self, segment: &mut Segment) -> Verdict {
+        let mut off = [0.0; SUSPECTS];
+        let (Some(first), mut dt_ns) = (self.suspects.first(), 0.0) else { return Verdict::Taken };
+        let before = first.state;
+        for (off, suspect) in off.iter_mut().zip(&self.suspects) {
+            dt_ns += suspect.dt_ns;
+            *off = (suspect.measurement.z - before.predict(dt_ns, 0.0).theta) * self.side;
+        }
+        let strayed = off[SUSPECTS - 1] - off[0];
+        if strayed <= off[0].max(SUSPECT_NS) / 2.0 + SUSPECT_SIGMAS * before.sd_rate() * dt_ns / NS {
+            return Verdict::Stepped(SUSPECTS);
+        }
+        self.state = before;
+        let is_explained = |wander| off[SUSPECTS - 1].powi(2) < 4.0 * before.predict(dt_ns, wander).var_theta;
+        while !is_explained(self.wander) && self.raise_wander() {}
+        let suspects = std::mem::take(&mut self.suspects);
+        segment.nodes.truncate((segment.nodes.len() + 1).saturating_sub(SUSPECTS));
+        for Suspect { burst, bounds, .. } in &suspects {
+            self.agreed = false;
+            self.filter(burst, bounds, 0.0, segment);
+        }
+        Verdict::Taken
+    }
+
+    /// False when it is as high as it may be.
+    fn raise_wander(&mut self) -> bool {
+        self.strain = 1.0;
+        self.wander = (self.wander * WANDER_FACTOR).min(WANDER_MOST);
+        self.wander < WANDER_MOST
+    }
+
+    /// Whether forecasts have been off by more than the wander explains.
+    fn is_strained(&mut self, measurement: &Measurement, predicted: &State) -> bool {
+        if self.warming.is_none() && measurement.tells {
+            let innovation = measurement.z - predicted.theta;
+            let square = innovation * innovation / (predicted.var_theta + measurement.variance);
+            self.strain += (square - self.strain) / STRAIN_BURSTS;
+        }
+        self.strain > STRAIN
     }
 
     fn is_suspect(&mut self, measurement: &Measurement, predicted: &State) -> bool {
