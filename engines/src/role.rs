@@ -13,6 +13,8 @@ pub enum Role {
     Wait,
     Copy,
     EventRecord,
+    /// A context ends, with all that is in it.
+    ContextEnd,
     /// The dynamic loader finished a change of the mapped libraries.
     Loader,
     /// The site of marks.
@@ -32,6 +34,7 @@ impl Role {
             Self::Wait => "wait",
             Self::Copy => "copy",
             Self::EventRecord => "event_record",
+            Self::ContextEnd => "context_end",
             Self::Loader => "loader",
             Self::Mark => "mark",
             Self::Other => "other",

@@ -11,13 +11,14 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use tracer::{capture::Capture, event::GpuSample, timeline::tables::Tables};
 
-use crate::{Test, faults};
+use crate::{Test, faults, fixture::Built};
 
 pub(crate) const TESTS: &[(&str, Test)] = &[
     ("nvml::readings_in_order", readings_in_order),
     ("nvml::absent", absent),
     ("nvml::hangs", hangs),
     ("nvml::fails", fails),
+    ("nvml::driver_agrees", driver_agrees),
 ];
 
 const UUID: [u8; 16] = *b"SIMGPU\0\0\0\0\0\0\0\0\0\x01";
@@ -282,5 +283,68 @@ fn fails() -> Result<()> {
     ensure!(course(&tables.gpu_samples, |s| s.gpu_percent) == [Some(1), Some(2)]);
     ensure!(ledger(&tables, "nvml_failed") > 3, "{:?}", tables.ledger);
     ensure!(recorded.stderr().matches("GPU 0: ").count() == 1, "{}", recorded.stderr());
+    Ok(())
+}
+
+/// An Xid, and what the driver answered to the program at about that time.
+fn driver_agrees() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let at = |name: &str| folder.path().join(name);
+    fs::create_dir(at("lib"))?;
+    standin::stage_driver(&at("lib"))?;
+    fs::write(at("kmsg"), "")?;
+    let mut recorder = faults::tracer()?
+        .args([
+            "record",
+            "--duration",
+            "60s",
+            "--no-sched",
+            "--sample-hz",
+            "0",
+            "--gpu-hz",
+            "0",
+            "--kernel-log",
+        ])
+        .arg(at("kmsg"))
+        .arg("-o")
+        .arg(at("capture"))
+        .arg("--")
+        .arg(Built::get()?.path("fixture"))
+        .arg("lose")
+        .arg(at("kmsg"))
+        .env("LD_LIBRARY_PATH", at("lib"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(fs::File::create(at("stderr"))?)
+        .spawn()?;
+    let mut stdin = recorder.stdin.take().context("no stdin")?;
+    let points = at("capture/raw/points.arrows");
+    faults::wait_for(|| {
+        fs::read(&points).is_ok_and(|bytes| bytes.windows(19).any(|w| w == b"cuStreamSynchronize"))
+    })?;
+    stdin.write_all(b"\n")?;
+    let mut lines = BufReader::new(recorder.stdout.take().context("no stdout")?).lines();
+    ensure!(lines.any(|line| line.is_ok_and(|line| line == "done 0")), "the program failed");
+    drop(stdin);
+    let status = faults::wait(&mut recorder)?;
+    // It did what was asked, and says that the program made no step.
+    ensure!(status.code() == Some(3), "{status}: {}", fs::read_to_string(at("stderr"))?);
+
+    let tables = Capture::open(&at("capture"))?.tables()?;
+    let said: Vec<_> =
+        tables.driver_events.iter().map(|event| (event.function.as_str(), event.code, event.count)).collect();
+    ensure!(said == [("cuDevicePrimaryCtxReset_v2", 0, 1), ("cuStreamSynchronize", 400, 3)], "{said:?}");
+    let [xid] = tables.xids.as_slice() else { anyhow::bail!("{:?}", tables.xids) };
+    let apart: Vec<i64> = tables.driver_events.iter().map(|event| event.after_ns(xid.time_ns)).collect();
+    println!("the driver answered {apart:?} ns after the Xid was read");
+    let report = faults::tracer()?.arg("report").arg(at("capture")).output()?;
+    let report = String::from_utf8_lossy(&report.stdout).into_owned();
+    for part in [
+        "XID 79",
+        "it: cuDevicePrimaryCtxReset_v2 ended a context in pid",
+        "3 times: cuStreamSynchronize: INVALID_HANDLE (400)",
+    ] {
+        ensure!(report.contains(part), "{part:?} is not in {report}");
+    }
     Ok(())
 }

@@ -5,6 +5,7 @@ use super::raw::Table;
 use crate::clock::{ClockQuality, Knot, Quality, SeriesKey};
 use crate::event::{CallEnd, ProcessId, Sched, StackId};
 use crate::symbol::{FrameKind, SymbolFrame};
+use crate::timeline::DriverEvent;
 use crate::timeline::rows::{GpuTime, Iteration, Join, Request, Source, Step, Token};
 use crate::timeline::tables::LedgerRow;
 use tracer_abi::mark::Slot;
@@ -276,6 +277,15 @@ columns!(Quality {
 });
 columns!(ClockQuality { series: SeriesKey, quality: Quality });
 
+columns!(DriverEvent {
+    process: ProcessId,
+    function: String,
+    code: u32,
+    count: u64,
+    first_ns: u64,
+    last_ns: u64,
+});
+
 columns!(SymbolFrame {
     stack: StackId,
     position: u32,
@@ -303,6 +313,7 @@ tables! {
     OffCpu = "offcpu";
     ClockKnot = "clock";
     ClockQuality = "clock_quality";
+    DriverEvent = "driver_events";
     SymbolFrame = "frames";
     LedgerRow = "ledger";
 }

@@ -22,7 +22,7 @@ use crate::event::{
 use crate::symbol::{self, SymbolFrame, Symbolizer};
 use crate::timeline::rows::{Iteration, Request, Step, Token};
 use crate::timeline::tables::LedgerRow;
-use crate::timeline::{self, Example, Timeline};
+use crate::timeline::{self, DriverEvent, Example, Timeline};
 
 /// What finishing a capture came to.
 #[derive(Clone, Debug)]
@@ -184,6 +184,9 @@ fn derive(folder: &Folder, meta: &Meta, rows: &mut BTreeMap<&'static str, u64>) 
     let mut quality = TableFile::<ClockQuality>::begin(folder)?;
     timeline.clock().quality().try_for_each(|row| quality.push(&row))?;
     rows.insert(ClockQuality::NAME, quality.commit()?);
+    let mut driver = TableFile::<DriverEvent>::begin(folder)?;
+    timeline.driver_events().iter().try_for_each(|row| driver.push(row))?;
+    rows.insert(DriverEvent::NAME, driver.commit()?);
     Ok(Derived { ledger: timeline.ledger(), examples: timeline.examples().to_vec(), simulated, last_ns })
 }
 

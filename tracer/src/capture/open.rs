@@ -14,6 +14,7 @@ use crate::event::{
     Xid,
 };
 use crate::symbol::SymbolFrame;
+use crate::timeline::DriverEvent;
 use crate::timeline::rows::{Iteration, Request, Step, Token};
 use crate::timeline::tables::{self, LedgerRow, Tables};
 
@@ -78,6 +79,8 @@ tables! {
     clock: ClockKnot;
     /// How good each of them is.
     clock_quality: ClockQuality;
+    /// What the CUDA driver answered that matters.
+    driver_events: DriverEvent;
     /// By stack, leaf first.
     frames: SymbolFrame;
     ledger: LedgerRow;
@@ -156,6 +159,7 @@ impl Capture {
             requests: self.requests()?.collect::<Result<_>>()?,
             tokens: self.tokens()?.collect::<Result<_>>()?,
             clocks: self.clock_quality()?.collect::<Result<_>>()?,
+            driver_events: self.driver_events()?.collect::<Result<_>>()?,
             ..self.underived()?
         })
     }

@@ -47,6 +47,7 @@ words!(Role {
     Wait = "wait",
     Copy = "copy",
     EventRecord = "event_record",
+    ContextEnd = "context_end",
     Loader = "loader",
     Mark = "mark",
     Other = "other",

@@ -15,7 +15,7 @@ impl Capture {
     /// When a table cannot be read.
     pub fn tables_anew(&self) -> Result<Tables> {
         let mut tables = self.underived()?;
-        let Tables { steps, iterations, requests, tokens, clocks, ledger, .. } = &mut tables;
+        let Tables { steps, iterations, requests, tokens, clocks, driver_events, ledger, .. } = &mut tables;
         let mut timeline = replay(
             self.folder(),
             |_| Ok(()),
@@ -28,6 +28,7 @@ impl Capture {
             },
         )?;
         *clocks = timeline.clock().quality().collect();
+        *driver_events = timeline.driver_events();
         ledger.retain(|row| Unmatched::ALL.iter().all(|kind| kind.name() != row.name));
         ledger.extend(timeline.ledger());
         ledger.sort();

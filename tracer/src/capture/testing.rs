@@ -255,6 +255,7 @@ fn point() -> impl Strategy<Value = Event> {
         Wait,
         Copy,
         EventRecord,
+        ContextEnd,
         Loader,
         Role::Mark,
         Other,

@@ -208,6 +208,7 @@ fn roles_are_stored_under_their_names() {
         Role::Wait,
         Role::Copy,
         Role::EventRecord,
+        Role::ContextEnd,
         Role::Loader,
         Role::Mark,
         Role::Other,

@@ -15,6 +15,7 @@
 
 mod counts;
 pub mod coverage;
+mod driver;
 mod exchange;
 mod iteration;
 mod order;
@@ -33,6 +34,8 @@ use crate::event::mark::GpuSpan;
 use crate::event::{Event, Mark, Origin, Point, ProcessAction, ProcessId, Role};
 use counts::Counts;
 pub use counts::{Example, GPU_TIMES_OFF};
+use driver::DriverEvents;
+pub use driver::{DriverEvent, driver_error};
 use exchange::Exchanges;
 use iteration::{IterationKey, OpenIteration};
 use order::{Input, Order};
@@ -138,6 +141,7 @@ pub struct Timeline<C = NoClock> {
     next_iteration: u64,
     requests: Requests,
     exchanges: Exchanges,
+    driver: DriverEvents,
     counts: Counts,
     out: Output,
 }
@@ -163,6 +167,7 @@ impl<C: Clock> Timeline<C> {
             next_iteration: 0,
             requests: Requests::default(),
             exchanges: Exchanges::default(),
+            driver: DriverEvents::default(),
             counts: Counts::default(),
             out: Output::default(),
         }
@@ -172,6 +177,9 @@ impl<C: Clock> Timeline<C> {
     pub fn feed(&mut self, event: &Event) {
         self.first_ns = self.first_ns.min(event.time_ns());
         self.clock.observe(event);
+        if let Event::Call(call) = event {
+            self.driver.call(call);
+        }
         match event {
             Event::Point(point) => self.point(point),
             Event::Call(call) if self.wants(call.point) => self.order.push(Input::Call(*call)),
@@ -242,6 +250,12 @@ impl<C: Clock> Timeline<C> {
         self.counts.examples()
     }
 
+    /// What the CUDA driver answered that matters, so far.
+    #[must_use]
+    pub fn driver_events(&self) -> Vec<DriverEvent> {
+        self.driver.rows()
+    }
+
     /// The clock, with what it learned.
     pub fn clock(&mut self) -> &mut C {
         &mut self.clock
@@ -249,6 +263,7 @@ impl<C: Clock> Timeline<C> {
 
     fn point(&mut self, point: &Point) {
         self.has_waits |= point.role == Role::Wait;
+        self.driver.point(point);
         self.points.insert(point.id, PointInfo { role: point.role, stream_arg: point.stream_arg });
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use super::DriverEvent;
 use super::rows::{Iteration, Request, Source, Step, Token};
 use crate::clock::{ClockQuality, WallClock};
 use crate::event::{GpuProcess, GpuSample, HttpEnd, HttpWire, Point, ProcessId, Xid};
@@ -24,6 +25,7 @@ pub struct Tables {
     pub gpu_samples: Vec<GpuSample>,
     pub gpu_processes: Vec<GpuProcess>,
     pub xids: Vec<Xid>,
+    pub driver_events: Vec<DriverEvent>,
     pub ledger: Vec<LedgerRow>,
 }
 

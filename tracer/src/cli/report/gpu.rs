@@ -1,16 +1,22 @@
 //! What a report says about the GPUs themselves: NVML's readings, and Xids.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 
 use serde::Serialize;
 
 use super::wrap;
 use crate::cli::table::{Style, WIDTH, cut};
-use crate::cli::units::{clean, count, hex, offset};
+use crate::cli::units::{clean, count, duration, hex, offset};
 use crate::event::gpu::{THROTTLE_REASONS, throttle_reasons};
 use crate::event::{GpuSample, Xid};
 use crate::timeline::tables::Tables;
+use crate::timeline::{DriverEvent, driver_error};
+
+/// An Xid and what the driver answered are about the same thing when they are this close, in ns.
+const AGREES_NS: u64 = 50_000_000;
+/// Most lines about the driver's answers, of each Xid and in all.
+const DRIVER_LINES: usize = 5;
 
 /// GPUs as NVML saw them beside the trace.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -18,6 +24,8 @@ pub(crate) struct Gpus {
     pub(crate) devices: Vec<Device>,
     /// Errors that the driver wrote to the kernel log.
     pub(crate) xids: Vec<XidLine>,
+    /// What the CUDA driver answered: errors, and contexts that ended.
+    pub(crate) driver_events: Vec<DriverLine>,
     /// What could not be recorded, and why.
     pub(crate) not_recorded: BTreeMap<String, String>,
 }
@@ -62,6 +70,56 @@ pub(crate) struct XidLine {
     pub(crate) pci: String,
     pub(crate) xid: u32,
     pub(crate) message: String,
+    /// Errors of the driver and ends of contexts within [`AGREES_NS`]; empty: nothing that was traced agrees.
+    pub(crate) agrees: Vec<Agreement>,
+}
+
+/// An answer of the driver that came close to an Xid.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Agreement {
+    /// ns after the Xid was read; negative: before.
+    pub(crate) after_ns: i64,
+    #[serde(flatten)]
+    pub(crate) event: DriverLine,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct DriverLine {
+    pub(crate) tgid: u32,
+    pub(crate) function: String,
+    /// `CUresult`; 0: a context ended.
+    pub(crate) code: u32,
+    pub(crate) error: Option<&'static str>,
+    pub(crate) count: u64,
+    /// CLOCK_MONOTONIC, when the first and the last of them returned.
+    pub(crate) first_ns: u64,
+    pub(crate) last_ns: u64,
+}
+
+impl From<&DriverEvent> for DriverLine {
+    fn from(event: &DriverEvent) -> Self {
+        Self {
+            tgid: event.process.tgid,
+            function: event.function.clone(),
+            code: event.code,
+            error: driver_error(event.code),
+            count: event.count,
+            first_ns: event.first_ns,
+            last_ns: event.last_ns,
+        }
+    }
+}
+
+impl fmt::Display for DriverLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let function = clean(&self.function, 60);
+        match (self.code, self.error) {
+            (0, _) => write!(f, "{function} ended a context")?,
+            (code, Some(error)) => write!(f, "{function}: {error} ({code})")?,
+            (code, None) => write!(f, "{function}: CUresult {code}")?,
+        }
+        write!(f, " in pid {}", self.tgid)
+    }
 }
 
 impl Gpus {
@@ -75,17 +133,25 @@ impl Gpus {
             pci: xid.pci.clone(),
             xid: xid.xid,
             message: xid.message.clone(),
+            agrees: tables
+                .driver_events
+                .iter()
+                .map(|event| Agreement { after_ns: event.after_ns(xid.time_ns), event: event.into() })
+                .filter(|agreement| agreement.after_ns.unsigned_abs() <= AGREES_NS)
+                .collect(),
         };
         Self {
             devices: samples.values().filter_map(|samples| Device::new(samples, tables)).collect(),
             xids: tables.xids.iter().map(xid).collect(),
+            driver_events: tables.driver_events.iter().map(DriverLine::from).collect(),
             not_recorded: tables.meta.not_recorded.clone(),
         }
     }
 
     /// Whether there is nothing to say.
     pub(super) fn is_empty(&self) -> bool {
-        self.devices.is_empty() && self.xids.is_empty() && self.not_recorded.is_empty()
+        let no_error = self.driver_events.iter().all(|event| event.code == 0);
+        self.devices.is_empty() && self.xids.is_empty() && no_error && self.not_recorded.is_empty()
     }
 
     pub(super) fn text(&self, started_ns: u64, style: Style, out: &mut String) {
@@ -113,10 +179,39 @@ impl Gpus {
             let line =
                 format!("  XID {} at {at} on {}: {}", xid.xid, clean(&xid.pci, 32), clean(&xid.message, 200));
             let _ = writeln!(out, "{}", style.alarm(&cut(&line, WIDTH)));
+            if xid.agrees.is_empty() {
+                let _ =
+                    writeln!(out, "{}", style.faint("    no traced call of the driver failed within 50 ms"));
+            }
+            for Agreement { after_ns, event } in xid.agrees.iter().take(DRIVER_LINES) {
+                let side = if *after_ns < 0 { "before" } else { "after" };
+                let line = format!("    {} {side} it: {event}", duration(after_ns.unsigned_abs()));
+                let _ = writeln!(out, "{}", cut(&line, WIDTH));
+            }
         }
+        self.driver_errors(started_ns, style, out);
         for (what, why) in &self.not_recorded {
             let line = format!("  {} not recorded: {}", clean(what, 30), clean(why, 200));
             let _ = writeln!(out, "{}", style.faint(&cut(&line, WIDTH)));
+        }
+    }
+}
+
+impl Gpus {
+    fn driver_errors(&self, started_ns: u64, style: Style, out: &mut String) {
+        let errors = || self.driver_events.iter().filter(|event| event.code != 0);
+        for event in errors().take(DRIVER_LINES) {
+            let at = offset(event.first_ns, started_ns);
+            let again = match event.count {
+                1 => String::new(),
+                n => format!(", {} times", count(n)),
+            };
+            let line = format!("  CUDA error at {at}{again}: {event}");
+            let _ = writeln!(out, "{}", style.alarm(&cut(&line, WIDTH)));
+        }
+        let more = errors().count().saturating_sub(DRIVER_LINES);
+        if more > 0 {
+            let _ = writeln!(out, "  and {more} more kinds of CUDA errors (--json has all)");
         }
     }
 }
@@ -255,6 +350,20 @@ mod tests {
             xid: 79,
             message: "GPU has fallen off the bus.\x1b[31m".into(),
         });
+        for (function, code, first_ns) in [
+            ("cuCtxDestroy_v2", 0, 3_250_000_000),
+            ("cuStream\x1bSynchronize", 700, 3_275_000_000),
+            ("far", 77, 4_000_000_000),
+        ] {
+            tables.driver_events.push(DriverEvent {
+                process: ProcessId { tgid: 7, start_ticks: 1 },
+                function: function.into(),
+                code,
+                count: 12,
+                first_ns,
+                last_ns: first_ns + 1_000_000_000,
+            });
+        }
         tables.meta.not_recorded.insert("Something".into(), "it is \x1b[2Jnot there".into());
         tables
     }
@@ -272,6 +381,11 @@ mod tests {
             "throttled in 30 % of the samples · HwThermalSlowdown 30 % · SwPowerCap 30 %",
             "ApplicationsClocksSetting 70 %",
             "XID 79 at +3.271 s on 0000:01:00: GPU has fallen off the bus.",
+            "21.0 ms before it: cuCtxDestroy_v2 ended a context in pid 7",
+            "4.00 ms after it: cuStream",
+            "CUDA error at +3.275 s, 12 times: cuStream",
+            "ILLEGAL_ADDRESS (700) in pid 7",
+            "CUDA error at +4.000 s, 12 times: far: CUresult 77 in pid 7",
             "Something not recorded",
         ] {
             assert!(text.contains(part), "{part}\n{text}");
@@ -292,6 +406,9 @@ mod tests {
         );
         assert_eq!(device["processes"][0]["tgid"], 7);
         assert_eq!(json["xids"][0]["xid"], 79);
+        let agrees = &json["xids"][0]["agrees"];
+        assert_eq!((agrees[0]["after_ns"].as_i64(), &agrees[1]["code"]), (Some(-21_000_000), &700.into()));
+        assert_eq!(agrees.as_array().map(Vec::len), Some(2));
         assert!(Gpus::new(&Tables::default()).is_empty());
     }
 }
