@@ -6,6 +6,7 @@ use crate::clock::{ClockQuality, Knot, Quality, SeriesKey};
 use crate::event::{CallEnd, ProcessId, Sched, StackId};
 use crate::symbol::{FrameKind, SymbolFrame};
 use crate::timeline::DriverEvent;
+use crate::timeline::budget::{Blocked, Budget};
 use crate::timeline::rows::{GpuTime, Iteration, Join, Request, Source, Step, Token};
 use crate::timeline::tables::LedgerRow;
 use tracer_abi::mark::Slot;
@@ -97,6 +98,8 @@ columns!(Token {
     request: u64,
     choice: u32,
     index: u32,
+    process: ProcessId,
+    tid: u32,
     delivered_ns: u64,
     wire_ns: Option<u64>,
     latency_ns: Option<u64>,
@@ -286,6 +289,93 @@ columns!(DriverEvent {
     last_ns: u64,
 });
 
+words!(Blocked {
+    Futex = "futex",
+    Poll = "poll",
+    SocketRead = "socket_read",
+    SocketWrite = "socket_write",
+    Pipe = "pipe",
+    Sleep = "sleep",
+    Disk = "disk",
+    Memory = "memory",
+    Gpu = "gpu_driver",
+    Child = "child",
+    Other = "other",
+});
+
+/// The parts of a budget, each in a column of its own.
+pub(crate) struct Parts {
+    event_loop_lag_ns: u64,
+    queue_ns: u64,
+    other_steps_ns: u64,
+    host_running_ns: u64,
+    host_runqueue_ns: u64,
+    host_blocked_ns: u64,
+    enqueue_ns: u64,
+    gpu_wait_ns: u64,
+    gpu_span_ns: u64,
+    host_observed_ns: u64,
+    sync_wake_ns: u64,
+    deliver_ns: u64,
+    unattributed_ns: u64,
+}
+
+columns!(Parts {
+    event_loop_lag_ns: u64,
+    queue_ns: u64,
+    other_steps_ns: u64,
+    host_running_ns: u64,
+    host_runqueue_ns: u64,
+    host_blocked_ns: u64,
+    enqueue_ns: u64,
+    gpu_wait_ns: u64,
+    gpu_span_ns: u64,
+    host_observed_ns: u64,
+    sync_wake_ns: u64,
+    deliver_ns: u64,
+    unattributed_ns: u64,
+});
+via!(
+    [u64; 13] => Parts,
+    |parts: &[u64; 13]| {
+        let &[
+            event_loop_lag_ns, queue_ns, other_steps_ns, host_running_ns, host_runqueue_ns, host_blocked_ns, enqueue_ns,
+            gpu_wait_ns, gpu_span_ns, host_observed_ns, sync_wake_ns, deliver_ns, unattributed_ns,
+        ] = parts;
+        Parts {
+            event_loop_lag_ns, queue_ns, other_steps_ns, host_running_ns, host_runqueue_ns, host_blocked_ns, enqueue_ns,
+            gpu_wait_ns, gpu_span_ns, host_observed_ns, sync_wake_ns, deliver_ns, unattributed_ns,
+        }
+    },
+    |parts: Parts| [
+        parts.event_loop_lag_ns,
+        parts.queue_ns,
+        parts.other_steps_ns,
+        parts.host_running_ns,
+        parts.host_runqueue_ns,
+        parts.host_blocked_ns,
+        parts.enqueue_ns,
+        parts.gpu_wait_ns,
+        parts.gpu_span_ns,
+        parts.host_observed_ns,
+        parts.sync_wake_ns,
+        parts.deliver_ns,
+        parts.unattributed_ns,
+    ]
+);
+columns!(Budget {
+    request: u64,
+    choice: u32,
+    index: u32,
+    latency_ns: u64,
+    parts_ns: [u64; 13],
+    nagle_hold_ns: u64,
+    blocked as "blocked_on": Option<Blocked>,
+    blocked_stack: Option<StackId>,
+    bound_ns: u64,
+    vague: bool,
+});
+
 columns!(SymbolFrame {
     stack: StackId,
     position: u32,
@@ -314,6 +404,7 @@ tables! {
     ClockKnot = "clock";
     ClockQuality = "clock_quality";
     DriverEvent = "driver_events";
+    Budget = "budgets";
     SymbolFrame = "frames";
     LedgerRow = "ledger";
 }

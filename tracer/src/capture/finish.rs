@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use super::budget;
 use super::derived::{ClockKnot, OffCpu, RequestId, captured, torn_bytes};
 use super::error::Result;
 use super::folder::Folder;
@@ -20,6 +21,7 @@ use crate::event::{
     Process, ProcessId, Sample, Sched, Stack, Xid,
 };
 use crate::symbol::{self, SymbolFrame, Symbolizer};
+use crate::timeline::budget::{Budget, Budgets};
 use crate::timeline::rows::{Iteration, Request, Step, Token};
 use crate::timeline::tables::LedgerRow;
 use crate::timeline::{self, DriverEvent, Example, Timeline};
@@ -57,6 +59,7 @@ pub fn finish(dir: &Path) -> Result<Finished> {
         let this_boot = !meta.boot_id.is_empty() && meta.boot_id == boot_id();
         rows.insert(SymbolFrame::NAME, name_stacks(&folder, this_boot)?);
     }
+    rows.insert(Budget::NAME, write_budgets(&folder)?);
     let ledger = write_ledger(&folder, &rows, derived.ledger)?;
     rows.insert(LedgerRow::NAME, u64::try_from(ledger.len()).unwrap_or(0));
 
@@ -264,6 +267,25 @@ fn name_stacks(folder: &Folder, this_boot: bool) -> Result<u64> {
         }
     }
     frames.commit()
+}
+
+/// Cuts the latency of every token into its parts.
+fn write_budgets(folder: &Folder) -> Result<u64> {
+    let tokens = all::<Token>(folder)?;
+    let budgets =
+        Budgets::new(&all::<Step>(folder)?, &all::<Request>(folder)?, &tokens, budget::threads(folder)?);
+    let mut table = TableFile::<Budget>::begin(folder)?;
+    tokens.iter().filter_map(|token| budgets.budget(token)).try_for_each(|row| table.push(&row))?;
+    table.commit()
+}
+
+fn all<T: Table>(folder: &Folder) -> Result<Vec<T>> {
+    let mut all = Vec::new();
+    let mut batches = Batches::<T>::open(folder)?;
+    while let Some(rows) = batches.next_rows()? {
+        all.extend(rows);
+    }
+    Ok(all)
 }
 
 /// Writes the ledger: the last value of every counter, what the tables hold, and what the timeline could not join.

@@ -379,6 +379,8 @@ fn rows_come_back_as_they_were() {
         request: 1,
         choice: 0,
         index,
+        process: crate::event::ProcessId::default(),
+        tid: 0,
         delivered_ns: u64::from(index) * 1000,
         wire_ns: None,
         latency_ns: (index % 3 > 0).then_some(5),

@@ -15,6 +15,7 @@ use crate::event::{
 };
 use crate::symbol::SymbolFrame;
 use crate::timeline::DriverEvent;
+use crate::timeline::budget::Budget;
 use crate::timeline::rows::{Iteration, Request, Step, Token};
 use crate::timeline::tables::{self, LedgerRow, Tables};
 
@@ -75,6 +76,8 @@ tables! {
     request_ids: RequestId;
     tokens: Token;
     offcpu: OffCpu;
+    /// Of the tokens whose latency is known, in their order.
+    budgets: Budget;
     /// The curves that map the devices' clocks, by series and time.
     clock: ClockKnot;
     /// How good each of them is.
@@ -158,6 +161,7 @@ impl Capture {
             iterations: self.iterations()?.collect::<Result<_>>()?,
             requests: self.requests()?.collect::<Result<_>>()?,
             tokens: self.tokens()?.collect::<Result<_>>()?,
+            budgets: self.budgets()?.collect::<Result<_>>()?,
             clocks: self.clock_quality()?.collect::<Result<_>>()?,
             driver_events: self.driver_events()?.collect::<Result<_>>()?,
             ..self.underived()?

@@ -1,8 +1,10 @@
 //! Mapping an old capture anew: what its raw tables come to with the estimator of this version.
 
+use super::budget;
 use super::error::Result;
 use super::finish::replay;
 use super::open::Capture;
+use crate::timeline::budget::Budgets;
 use crate::timeline::rows::Unmatched;
 use crate::timeline::tables::Tables;
 
@@ -15,7 +17,8 @@ impl Capture {
     /// When a table cannot be read.
     pub fn tables_anew(&self) -> Result<Tables> {
         let mut tables = self.underived()?;
-        let Tables { steps, iterations, requests, tokens, clocks, driver_events, ledger, .. } = &mut tables;
+        let Tables { steps, iterations, requests, tokens, budgets, clocks, driver_events, ledger, .. } =
+            &mut tables;
         let mut timeline = replay(
             self.folder(),
             |_| Ok(()),
@@ -27,6 +30,9 @@ impl Capture {
                 Ok(())
             },
         )?;
+        let threads = budget::threads(self.folder())?;
+        let cut = Budgets::new(steps, requests, tokens, threads);
+        *budgets = tokens.iter().filter_map(|token| cut.budget(token)).collect();
         *clocks = timeline.clock().quality().collect();
         *driver_events = timeline.driver_events();
         ledger.retain(|row| Unmatched::ALL.iter().all(|kind| kind.name() != row.name));

@@ -162,6 +162,8 @@ mod tests {
             request: 1,
             choice: 0,
             index,
+            process: crate::event::ProcessId::default(),
+            tid: 0,
             delivered_ns,
             wire_ns: None,
             latency_ns,

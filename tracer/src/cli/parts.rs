@@ -57,6 +57,8 @@ mod tests {
             request: 0,
             choice: 0,
             index: 1,
+            process: crate::event::ProcessId::default(),
+            tid: 0,
             delivered_ns,
             wire_ns: None,
             latency_ns,

@@ -190,6 +190,8 @@ impl<C: Clock> Timeline<C> {
             let indexes = (0..send.tokens).map(|n| send.first_token.saturating_add(n));
             choices.entry(send.choice).or_default().extend(indexes.map(|index| (index, send.origin.time_ns)));
         }
+        let writers: HashMap<u64, u32> =
+            sends.iter().map(|send| (send.origin.time_ns, send.origin.tid)).collect();
         let steps = self.exchanges.steps_for(origin.process);
         let mut rows = Vec::new();
         let first_ns = steps.and_then(|steps| steps.front()).map(|step| step.ended_ns);
@@ -207,6 +209,8 @@ impl<C: Clock> Timeline<C> {
                     request,
                     choice,
                     index,
+                    process: origin.process,
+                    tid: writers.get(&delivered_ns).copied().unwrap_or(origin.tid),
                     delivered_ns,
                     wire_ns: None,
                     latency_ns: delivered_ns.checked_sub(before_ns),

@@ -13,6 +13,7 @@
 //! - an **HTTP exchange** is a request where no marks tell of it; see [`exchange`];
 //! - a **token** belongs to the iteration whose batch has the slot (request, choice, generation step = index).
 
+pub mod budget;
 mod counts;
 pub mod coverage;
 mod driver;

@@ -305,6 +305,8 @@ impl<C: Clock> Timeline<C> {
             request: id,
             choice,
             index,
+            process: origin.process,
+            tid: origin.tid,
             delivered_ns: origin.time_ns,
             wire_ns: None,
             latency_ns,

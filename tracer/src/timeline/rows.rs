@@ -169,6 +169,9 @@ pub struct Token {
     pub request: u64,
     pub choice: u32,
     pub index: u32,
+    /// The thread that delivered it.
+    pub process: ProcessId,
+    pub tid: u32,
     /// When it was delivered; see `source`.
     pub delivered_ns: u64,
     /// When its last byte was put on the wire, where that was not at once: held by Nagle's algorithm or a full window.

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::DriverEvent;
+use super::budget::Budget;
 use super::rows::{Iteration, Request, Source, Step, Token};
 use crate::clock::{ClockQuality, WallClock};
 use crate::event::{GpuProcess, GpuSample, HttpEnd, HttpWire, Point, ProcessId, Xid};
@@ -15,6 +16,8 @@ pub struct Tables {
     pub iterations: Vec<Iteration>,
     pub requests: Vec<Request>,
     pub tokens: Vec<Token>,
+    /// Of the tokens whose latency is known, in their order.
+    pub budgets: Vec<Budget>,
     pub points: Vec<Point>,
     pub http_wires: Vec<HttpWire>,
     pub http_ends: Vec<HttpEnd>,
