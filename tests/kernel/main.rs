@@ -1,6 +1,7 @@
 //! The kernel tier: real probes on real processes. Runs only when asked (`cargo xtask test` asks), as root, one test
 //! at a time; a test that this machine cannot run says SKIP and why, which `TRACER_REQUIRE=1` turns into a failure.
 
+mod budget;
 mod calls;
 mod faults;
 mod fixture;
@@ -40,6 +41,7 @@ fn trials() -> Vec<Trial> {
     let require = std::env::var_os("TRACER_REQUIRE").is_some();
     let missing = missing();
     let groups = [
+        budget::TESTS,
         calls::TESTS,
         follow::TESTS,
         targets::TESTS,

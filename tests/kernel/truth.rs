@@ -46,6 +46,7 @@ pub(crate) enum Truth {
         tid: u32,
         enqueue_begin_ns: u64,
         enqueue_end_ns: u64,
+        sync_end_ns: u64,
         marked: bool,
         slots: Vec<(u64, u32, u8)>,
         #[serde(default)]
@@ -53,8 +54,12 @@ pub(crate) enum Truth {
     },
     Stall {
         cause: String,
+        begin_ns: u64,
+        end_ns: u64,
         /// Of a step; a slow client has none.
         batch_id: Option<u64>,
+        /// Of the request whose client is slow.
+        key: Option<u64>,
     },
     #[serde(other)]
     Other,
@@ -82,7 +87,7 @@ pub(crate) struct Run {
     pub(crate) tables: Tables,
     capture: Capture,
     pub(crate) truth: Vec<Truth>,
-    driver: Vec<Driver>,
+    pub(crate) driver: Vec<Driver>,
     folder: tempfile::TempDir,
 }
 
@@ -399,7 +404,7 @@ fn check_stalls(run: &Run) -> Result<()> {
     let mut causes: BTreeMap<&str, usize> = BTreeMap::new();
     let mut stalled = BTreeSet::new();
     for line in &run.truth {
-        if let Truth::Stall { cause, batch_id: Some(batch_id) } = line {
+        if let Truth::Stall { cause, batch_id: Some(batch_id), .. } = line {
             *causes.entry(cause).or_default() += 1;
             stalled.insert(*batch_id);
         }

@@ -314,6 +314,7 @@ pub(crate) struct Parts {
     enqueue_ns: u64,
     gpu_wait_ns: u64,
     gpu_span_ns: u64,
+    neighbour_prefill_ns: u64,
     host_observed_ns: u64,
     sync_wake_ns: u64,
     deliver_ns: u64,
@@ -330,21 +331,22 @@ columns!(Parts {
     enqueue_ns: u64,
     gpu_wait_ns: u64,
     gpu_span_ns: u64,
+    neighbour_prefill_ns: u64,
     host_observed_ns: u64,
     sync_wake_ns: u64,
     deliver_ns: u64,
     unattributed_ns: u64,
 });
 via!(
-    [u64; 13] => Parts,
-    |parts: &[u64; 13]| {
+    [u64; 14] => Parts,
+    |parts: &[u64; 14]| {
         let &[
             event_loop_lag_ns, queue_ns, other_steps_ns, host_running_ns, host_runqueue_ns, host_blocked_ns, enqueue_ns,
-            gpu_wait_ns, gpu_span_ns, host_observed_ns, sync_wake_ns, deliver_ns, unattributed_ns,
+            gpu_wait_ns, gpu_span_ns, neighbour_prefill_ns, host_observed_ns, sync_wake_ns, deliver_ns, unattributed_ns,
         ] = parts;
         Parts {
             event_loop_lag_ns, queue_ns, other_steps_ns, host_running_ns, host_runqueue_ns, host_blocked_ns, enqueue_ns,
-            gpu_wait_ns, gpu_span_ns, host_observed_ns, sync_wake_ns, deliver_ns, unattributed_ns,
+            gpu_wait_ns, gpu_span_ns, neighbour_prefill_ns, host_observed_ns, sync_wake_ns, deliver_ns, unattributed_ns,
         }
     },
     |parts: Parts| [
@@ -357,6 +359,7 @@ via!(
         parts.enqueue_ns,
         parts.gpu_wait_ns,
         parts.gpu_span_ns,
+        parts.neighbour_prefill_ns,
         parts.host_observed_ns,
         parts.sync_wake_ns,
         parts.deliver_ns,
@@ -368,7 +371,7 @@ columns!(Budget {
     choice: u32,
     index: u32,
     latency_ns: u64,
-    parts_ns: [u64; 13],
+    parts_ns: [u64; 14],
     nagle_hold_ns: u64,
     blocked as "blocked_on": Option<Blocked>,
     blocked_stack: Option<StackId>,

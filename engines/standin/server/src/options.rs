@@ -60,7 +60,7 @@ pub(crate) struct Serve {
     #[arg(long)]
     pub(crate) zero_gpu: bool,
     /// Stall some steps, as CAUSE:PROBABILITY or CAUSE:every:N; CAUSE is gpu (+30 ms of kernels), lock (a mutex that
-    /// another thread holds for 25 ms) or cpu (threads that take the engine thread's CPU for 20 ms). Repeatable
+    /// another thread holds for 25 ms) or cpu (threads that take the engine thread's CPU for 40 ms). Repeatable
     #[arg(long, value_name = "STALL")]
     pub(crate) stall: Vec<Stall>,
     /// Write what happens, as JSON lines

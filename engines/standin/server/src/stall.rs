@@ -18,7 +18,7 @@ pub(crate) const CPU_HOST_NS: u64 = 10_000_000;
 /// How long the lock is held.
 const LOCK: Duration = Duration::from_millis(25);
 /// How long the CPU is taken, in ns.
-const CPU_NS: u64 = 20_000_000;
+const CPU_NS: u64 = 40_000_000;
 /// Threads that take it.
 const BURNERS: u64 = 8;
 

@@ -12,6 +12,7 @@ pub enum Label {
     Enqueue,
     GpuWait,
     GpuSpan,
+    NeighbourPrefill,
     HostObserved,
     SyncWake,
     Deliver,
@@ -22,7 +23,7 @@ pub enum Label {
 
 impl Label {
     /// Those that sum to the latency, in the order in which a token usually passes them.
-    pub const PARTS: [Self; 13] = [
+    pub const PARTS: [Self; 14] = [
         Self::EventLoopLag,
         Self::Queue,
         Self::OtherSteps,
@@ -32,6 +33,7 @@ impl Label {
         Self::Enqueue,
         Self::GpuWait,
         Self::GpuSpan,
+        Self::NeighbourPrefill,
         Self::HostObserved,
         Self::SyncWake,
         Self::Deliver,
@@ -51,6 +53,7 @@ impl Label {
             Self::Enqueue => "enqueue",
             Self::GpuWait => "gpu_wait",
             Self::GpuSpan => "gpu_span",
+            Self::NeighbourPrefill => "neighbour_prefill",
             Self::HostObserved => "host_observed",
             Self::SyncWake => "sync_wake",
             Self::Deliver => "deliver",
@@ -72,6 +75,7 @@ impl Label {
             Self::Enqueue => "the step was being enqueued",
             Self::GpuWait => "the step was enqueued, and the GPU had not begun it",
             Self::GpuSpan => "the GPU ran the step",
+            Self::NeighbourPrefill => "the step took longer than usual, with prompts of others in its batch",
             Self::HostObserved => "the step was enqueued, and the host waited for it (no GPU times)",
             Self::SyncWake => "the GPU had ended, and the host's wait had not returned",
             Self::Deliver => "the program ran, after the step",
@@ -83,7 +87,7 @@ impl Label {
     /// Whether its bounds are as good as the device's clock.
     #[must_use]
     pub const fn is_gpu(self) -> bool {
-        matches!(self, Self::GpuWait | Self::GpuSpan | Self::SyncWake)
+        matches!(self, Self::GpuWait | Self::GpuSpan | Self::NeighbourPrefill | Self::SyncWake)
     }
 }
 

@@ -10,6 +10,8 @@
 //! 1. `event_loop_lag`: the request had arrived and the program had not read it;
 //! 2. `gpu_span`, `gpu_wait`: a step that generates the token runs on the GPU, or was enqueued and does not run yet
 //!    (`host_observed`, without GPU times: it was enqueued and the host's wait for it has not returned);
+//!    `neighbour_prefill` is the end of that time, by as much as it is longer than that of the thread's usual steps,
+//!    where the batch also has prompts of others;
 //! 3. `host_runqueue`: the thread could run and had no CPU;
 //! 4. `sync_wake`: the GPU had ended and the host's wait for it had not returned;
 //! 5. `queue`, or `other_steps` once the request was in a batch: the thread was in a step of others;
@@ -17,6 +19,9 @@
 //! 7. `enqueue`: it was enqueueing;
 //! 8. `host_running`, or `deliver` after the step: it ran;
 //! 9. `unattributed`: nothing is known of the thread.
+//!
+//! While a step is still being enqueued, 3. and 6. come before `gpu_span`: the GPU has begun, and gets no more work from a
+//! thread that has no CPU.
 //!
 //! A step that the chain does not pass (whoever waited for it was not seen waking anyone) counts where the chain is at a
 //! thread that waits for something unknown, or does something else: the token could not be there before its step ended.
@@ -36,7 +41,7 @@ pub use label::{Blocked, Label};
 use super::rows::{Request, Step, Token};
 use crate::event::StackId;
 use chain::{Piece, State};
-use steps::{Phase, Steps};
+use steps::{Phase, Steps, Times};
 
 /// A part of a token's latency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -205,7 +210,10 @@ impl Budgets {
             let changes = changes.chain(cut.own.change_before(at)).chain(cut.own.admitted_before(at));
             let begin_ns = changes.fold(piece.begin_ns, u64::max);
             let (label, step) = match (own, here) {
-                (Some((step, phase)), _) => (own_label(phase, piece, step.thread), Some(step.id)),
+                (Some((step, phase)), _) => {
+                    let neighbours = cut.own.decodes && step.is_prefilling(at);
+                    (own_label(step, phase, neighbours, piece, at), Some(step.id))
+                }
                 (None, Some((step, _))) if piece.state == State::Runqueue => {
                     (Label::HostRunqueue, Some(step.id))
                 }
@@ -226,9 +234,12 @@ impl Budgets {
 }
 
 /// The label of a step that generates the token, where its own thread or another is what is looked at.
-fn own_label(phase: Phase, piece: &Piece, thread: (u32, u32)) -> Label {
-    let state = Some(piece.state).filter(|_| piece.thread == thread);
+fn own_label(step: &Times, phase: Phase, neighbours: bool, piece: &Piece, at_ns: u64) -> Label {
+    let state = Some(piece.state).filter(|_| piece.thread == step.thread);
     match (phase, state) {
+        (Phase::GpuSpan, Some(State::Runqueue)) if step.is_enqueueing(at_ns) => Label::HostRunqueue,
+        (Phase::GpuSpan, Some(State::Blocked(_))) if step.is_enqueueing(at_ns) => Label::HostBlocked,
+        (Phase::GpuSpan | Phase::Observed, _) if neighbours => Label::NeighbourPrefill,
         (Phase::GpuSpan, _) => Label::GpuSpan,
         (Phase::GpuWait, _) => Label::GpuWait,
         (Phase::Observed, _) => Label::HostObserved,

@@ -3,8 +3,13 @@
 use std::collections::HashMap;
 
 use super::chain::Thread;
+use tracer_abi::mark::PREFILL;
+
 use crate::event::ProcessId;
 use crate::timeline::rows::{GpuTime, Request, Step, Token};
+
+/// Steps without prompts that a thread must have run, for others to be compared with them.
+const LEAST_USUAL: usize = 10;
 
 /// What a step was doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +33,8 @@ pub(super) struct Times {
     enqueued_ns: u64,
     gpu: Option<(u64, u64)>,
     end_ns: u64,
+    /// When it would have ended if it were a usual one, where it has prompts and took longer.
+    prefilling_ns: u64,
 }
 
 impl Times {
@@ -41,7 +48,8 @@ impl Times {
             let gpu_begin_ns = gpu.begin_ns.clamp(begin_ns, end_ns);
             (gpu_begin_ns, gpu.end_ns.clamp(gpu_begin_ns, end_ns))
         });
-        Self { id: step.id, thread: (step.process.tgid, step.tid), begin_ns, enqueued_ns, gpu, end_ns }
+        let thread = (step.process.tgid, step.tid);
+        Self { id: step.id, thread, begin_ns, enqueued_ns, gpu, end_ns, prefilling_ns: u64::MAX }
     }
 
     fn phase(&self, at_ns: u64) -> Option<Phase> {
@@ -57,10 +65,24 @@ impl Times {
         })
     }
 
+    /// When it ran: on the GPU, or else as the host saw it.
+    fn run(&self) -> (u64, u64) {
+        self.gpu.unwrap_or((self.enqueued_ns, self.end_ns))
+    }
+
+    /// It ran for longer than steps without prompts do.
+    pub(super) fn is_prefilling(&self, at_ns: u64) -> bool {
+        at_ns >= self.prefilling_ns
+    }
+
+    pub(super) fn is_enqueueing(&self, at_ns: u64) -> bool {
+        at_ns < self.enqueued_ns
+    }
+
     /// The latest instant up to `at_ns` at which its phase changed.
     pub(super) fn change_before(&self, at_ns: u64) -> u64 {
         let (gpu_begin_ns, gpu_end_ns) = self.gpu.unwrap_or_default();
-        [self.begin_ns, self.enqueued_ns, gpu_begin_ns, gpu_end_ns, self.end_ns]
+        [self.begin_ns, self.enqueued_ns, gpu_begin_ns, gpu_end_ns, self.end_ns, self.prefilling_ns]
             .into_iter()
             .filter(|ns| *ns <= at_ns)
             .max()
@@ -89,6 +111,7 @@ impl Steps {
         for (i, times) in all.times.iter().enumerate() {
             all.of_thread.entry(times.thread).or_default().push(i);
         }
+        all.find_prefilling(steps);
         all.served(steps, requests);
         for token in tokens {
             if let Some(&step) = token.step.as_ref().and_then(|step| all.by_id.get(step)) {
@@ -103,6 +126,26 @@ impl Steps {
             steps.dedup();
         }
         all
+    }
+
+    /// Compares steps that have prompts with the median of those of the same thread that have none.
+    fn find_prefilling(&mut self, steps: &[Step]) {
+        let prompts: Vec<bool> =
+            steps.iter().map(|step| step.slots.iter().any(|slot| slot.phase == PREFILL)).collect();
+        for of_thread in self.of_thread.values() {
+            let has_prompts = |i: &usize| prompts.get(*i) == Some(&true);
+            let run = |i: &usize| self.times.get(*i).map(|times| times.run().1 - times.run().0);
+            let mut usual: Vec<u64> = of_thread.iter().filter(|i| !has_prompts(i)).filter_map(run).collect();
+            if usual.len() < LEAST_USUAL {
+                continue;
+            }
+            let middle = usual.len() / 2;
+            let usual_ns = *usual.select_nth_unstable(middle).1;
+            for i in of_thread.iter().filter(|i| has_prompts(i)) {
+                let Some(times) = self.times.get_mut(*i) else { continue };
+                times.prefilling_ns = times.run().0.saturating_add(usual_ns);
+            }
+        }
     }
 
     /// Which requests the batches of the steps name; of an iteration of several ranks, the step that ended last counts.
@@ -170,6 +213,7 @@ impl Steps {
             steps: steps.take_while(|times| times.begin_ns <= until).collect(),
             admitted_ns: first.map_or(u64::MAX, |first| first.begin_ns),
             end_ns: last.map_or(u64::MAX, |last| last.end_ns),
+            decodes: !token.prefill,
         }
     }
 }
@@ -180,6 +224,8 @@ pub(super) struct Own<'a> {
     steps: Vec<&'a Times>,
     /// When the first step of its request began.
     admitted_ns: u64,
+    /// Its own prompt was processed before.
+    pub(super) decodes: bool,
     /// When the step that generated the token ended; no time when that step is not known.
     pub(super) end_ns: u64,
 }
