@@ -3,13 +3,13 @@
 //! In: arguments. Out: text (or JSON) on stdout, messages on stderr, an exit code. A command parses, calls the
 //! library and formats; anything worth testing lives below it.
 
+mod budget;
 mod doctor;
 mod duration;
 mod flamegraph;
 mod heatmap;
 mod histogram;
 mod hold;
-mod parts;
 mod picture;
 mod probes;
 mod record;
@@ -19,7 +19,7 @@ mod request;
 mod table;
 mod target;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 mod units;
 
 use std::process::ExitCode;

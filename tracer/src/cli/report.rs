@@ -3,11 +3,13 @@
 mod gpu;
 mod sockets;
 mod summary;
+mod why;
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Result;
 
@@ -34,6 +36,9 @@ pub(crate) struct Args {
     /// How many of the slowest tokens to list
     #[arg(long, value_name = "N", default_value_t = 10)]
     slowest: usize,
+    /// Compare tokens that took this long with the middle half [default: the slowest hundredth]
+    #[arg(long, value_name = "DURATION", value_parser = super::duration::parse)]
+    slow: Option<Duration>,
     /// Map GPU times anew from the recorded clock readings, for this report only; `tracer recover --reclock` stores them
     #[arg(long)]
     reclock: bool,
@@ -45,7 +50,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let capture = Capture::open(&args.capture)?;
     let tables = if args.reclock { capture.tables_anew()? } else { capture.tables()? };
-    let mut summary = Summary::new(&tables, args.slowest);
+    let mut summary = Summary::new(&tables, args.slowest, args.slow.map(|slow| slow.as_nanos() as u64));
     summary.recording.reclocked = args.reclock;
     let mut out = std::io::stdout().lock();
     if args.json {
@@ -71,6 +76,10 @@ pub(super) const VAGUE: &str =
 fn text(summary: &Summary, style: Style) -> String {
     let mut out = String::new();
     header(summary, style, &mut out);
+    if !summary.why_slow.is_empty() {
+        section("Why slow tokens were slow", style, &mut out);
+        summary.why_slow.iter().for_each(|why| why.text(style, &mut out));
+    }
     section("Latency", style, &mut out);
     out.push_str(&latencies(summary).render(style));
     doubts(summary, style, &mut out);
@@ -291,12 +300,10 @@ fn slowest(tokens: &[SlowToken], started_ns: u64) -> Table {
         ("delivered", Right),
         ("batch", Right),
         ("step", Right),
-        ("rest", Right),
         ("waited longest for", Left),
     ]);
     for token in tokens {
         let optional = |value: Option<u64>| value.map_or("–".into(), duration);
-        let rest = token.parts.map(|parts| parts.before_ns + parts.after_ns);
         table.push([
             duration(token.latency_ns),
             name_of(token),
@@ -305,8 +312,7 @@ fn slowest(tokens: &[SlowToken], started_ns: u64) -> Table {
             offset(token.delivered_ns, started_ns),
             token.batch.map_or("–".into(), |n| format!("{n}{}", if token.prefill { " P" } else { "" })),
             format!("{}{}", optional(token.step_duration_ns), if token.gpu_is_vague { "!" } else { "" }),
-            optional(rest),
-            token.waited_for.into(),
+            token.waited_for.clone(),
         ]);
     }
     table
@@ -413,7 +419,7 @@ fn ledger(summary: &Summary, style: Style, out: &mut String) {
 }
 
 /// Joins items by ` · ` into lines.
-fn wrap(items: impl Iterator<Item = String>, width: usize) -> Vec<String> {
+pub(super) fn wrap(items: impl Iterator<Item = String>, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for item in items {
         match lines.last_mut() {

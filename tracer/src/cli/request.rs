@@ -1,6 +1,6 @@
 //! `tracer request`: one request's tokens on a text timeline.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -10,17 +10,18 @@ use anyhow::{Result, bail};
 use serde::Serialize;
 use tracer_abi::mark::{FINISH_CANCELLED, FINISH_ERROR, FINISH_LENGTH, FINISH_STOP};
 
-use super::parts::Parts;
-use super::report::{VAGUE, style_of_stdout};
+use super::budget;
+use super::report::{VAGUE, style_of_stdout, wrap};
 use super::table::{Side, Style, Table, WIDTH, cut};
 use super::units::{clean, count, date_time, duration, hex, offset, rfc3339};
 use crate::capture::Capture;
 use crate::clock::WallClock;
+use crate::timeline::budget::{Budget, ByToken};
 use crate::timeline::rows::{GpuTime, Request, Step, Token};
 use crate::timeline::tables::Tables;
 
 /// Columns of a token's bar.
-const BAR: usize = 30;
+const BAR: usize = 24;
 /// Most names that a message suggests.
 const SUGGESTIONS: usize = 5;
 
@@ -105,7 +106,7 @@ struct Piece<'a> {
     step: Option<&'a Step>,
     /// Requests that the step served.
     batch: Option<u64>,
-    parts: Option<Parts>,
+    budget: Option<&'a Budget>,
 }
 
 impl Piece<'_> {
@@ -121,10 +122,11 @@ impl<'a> Life<'a> {
         tokens.sort_by_key(|token| (token.choice, token.index));
         let batches = tables.batches();
         let steps: HashMap<u64, &Step> = tables.steps.iter().map(|step| (step.id, step)).collect();
+        let budgets = ByToken::new(&tables.budgets);
         let piece = |token: &'a Token| {
             let step = token.step.and_then(|id| steps.get(&id)).copied();
             let batch = token.step.and_then(|id| batches.get(&id)).copied();
-            Piece { token, step, batch, parts: step.and_then(|step| Parts::of(token, step)) }
+            Piece { token, step, batch, budget: budgets.of(token) }
         };
         Self { request, tokens: tokens.into_iter().map(piece).collect() }
     }
@@ -148,8 +150,11 @@ fn text(tables: &Tables, life: &Life, style: Style) -> String {
         );
         let _ = writeln!(out, "{}", style.note(&line));
     }
-    let legend = "· before its step   = its step, host side   # GPU   - delivery; token 0 on its own scale";
-    let _ = writeln!(out, "{}", style.faint(&format!("  {legend}")));
+    let budgets = life.tokens.iter().filter_map(|piece| piece.budget);
+    for line in wrap(budget::legend(budgets), WIDTH - 2) {
+        let _ = writeln!(out, "{}", style.faint(&format!("  {line}")));
+    }
+    let _ = writeln!(out, "{}", style.faint("  In order of causes, not of time; token 0 on its own scale."));
     if life.tokens.iter().filter_map(Piece::gpu).any(|gpu| gpu.is_vague()) {
         let _ = writeln!(out, "{}", style.note(VAGUE));
     }
@@ -211,11 +216,12 @@ fn timeline(life: &Life) -> Table {
         ("GPU ±", Right),
         ("batch", Right),
         ("", Left),
+        ("longest part", Left),
     ]);
     let gaps = life.tokens.iter().filter(|piece| piece.token.index > 0);
     let longest_gap = gaps.filter_map(|piece| piece.token.latency_ns).max().unwrap_or(0);
     let mut expected = (0, 0);
-    for Piece { token, step, batch, parts } in &life.tokens {
+    for Piece { token, step, batch, budget } in &life.tokens {
         if token.choice != expected.0 {
             expected = (token.choice, 0);
         }
@@ -233,7 +239,8 @@ fn timeline(life: &Life) -> Table {
             step.and_then(Step::duration_ns).map_or("–".into(), duration),
             step.and_then(|step| step.gpu).map_or("–".into(), bound),
             batch.unwrap_or_else(|| "–".into()),
-            bar(token, parts.as_ref(), scale),
+            budget.map_or(String::new(), |budget| budget::bar(budget, scale, BAR)),
+            budget.map_or(String::new(), budget::longest),
         ]);
     }
     table
@@ -252,25 +259,7 @@ fn missing(table: &mut Table, choice: u32, from: u32, until: u32) {
     let which =
         if from == until { index(choice, from) } else { format!("{}–{until}", index(choice, from)) };
     let dash = || "–".to_owned();
-    table.push([which, dash(), dash(), dash(), dash(), dash(), dash(), "not seen".into()]);
-}
-
-/// The token's parts in proportion, `scale` ns wide at most.
-fn bar(token: &Token, parts: Option<&Parts>, scale: u64) -> String {
-    let Some(latency) = token.latency_ns else { return String::new() };
-    let columns = |ns: u64| (ns as u128 * BAR as u128 / u128::from(scale.max(1))).min(BAR as u128) as usize;
-    let Some(parts) = parts else { return "?".repeat(columns(latency).max(1)) };
-    let mut out = String::new();
-    let mut until = 0;
-    // Edges are rounded, not widths: so the bar is as long as the latency.
-    for (ns, mark) in
-        [(parts.before_ns, "·"), (parts.step_ns, "="), (parts.gpu_ns, "#"), (parts.after_ns, "-")]
-    {
-        let from = columns(until);
-        until += ns;
-        out.push_str(&mark.repeat(columns(until) - from));
-    }
-    out
+    table.push([which, dash(), dash(), dash(), dash(), dash(), dash(), "not seen".into(), String::new()]);
 }
 
 /// `tracer request --json`.
@@ -326,7 +315,9 @@ struct TokenDocument {
     gpu: Option<GpuDocument>,
     batch: Option<u64>,
     prefill: bool,
-    parts: Option<Parts>,
+    /// Where the latency went, ns by part; they sum to it.
+    parts: BTreeMap<&'static str, u64>,
+    blocked_on: Option<&'static str>,
 }
 
 /// A step's time on its GPU.
@@ -396,7 +387,7 @@ impl<'a> RequestDocument<'a> {
 
 impl TokenDocument {
     fn new(piece: &Piece, wall: &WallClock) -> Self {
-        let Piece { token, step, batch, parts } = piece;
+        let Piece { token, step, batch, budget } = piece;
         Self {
             choice: token.choice,
             index: token.index,
@@ -413,7 +404,8 @@ impl TokenDocument {
             gpu: piece.gpu().map(|gpu| GpuDocument::new(gpu, wall)),
             batch: *batch,
             prefill: token.prefill,
-            parts: *parts,
+            parts: budget.map(budget::parts).unwrap_or_default(),
+            blocked_on: budget.and_then(|budget| budget.blocked).map(|on| on.name()),
         }
     }
 }
@@ -433,7 +425,7 @@ mod tests {
         assert!(text.contains("\n  2026-11-30T00:53:20.") && !text.contains('!'), "{text}");
         assert!(text.contains("ttft ") && text.contains("finished: length"), "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
-        assert!(text.lines().any(|line| line.contains('#') && line.trim_end().ends_with('-')), "{text}");
+        assert!(text.lines().any(|line| line.contains("ew#ss") && line.ends_with(" %")), "{text}");
     }
 
     #[test]

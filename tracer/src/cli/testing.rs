@@ -2,6 +2,7 @@
 
 use crate::clock::{ClockQuality, Quality, SeriesKey, WallClock};
 use crate::event::ProcessId;
+use crate::timeline::budget::{Budgets, Threads};
 use crate::timeline::tables::{LedgerRow, Meta, Tables};
 use crate::timeline::testing::{EnqueueClock, Plan, run};
 use crate::timeline::{Config, Timeline};
@@ -48,7 +49,9 @@ pub(crate) fn tables() -> Tables {
     let row = |name: &str, count, loss| LedgerRow { process: None, name: name.into(), count, loss };
     let mut wall = WallClock::default();
     wall.push_pair(0, 1_796_000_000_000_000_000);
+    let cut = Budgets::new(&out.steps, &out.requests, &out.tokens, Threads::default());
     Tables {
+        budgets: out.tokens.iter().filter_map(|token| cut.budget(token)).collect(),
         meta: Meta {
             tracer_version: "0.1.0".into(),
             host: "node-1".into(),

@@ -1,10 +1,13 @@
 //! Distributions of latencies.
 //!
 //! In: latencies in ns, or finished rows. Out: honest quantiles (one is given only where at least ten samples lie
-//! beyond it), the exact maximum and mean, and log-spaced counts for pictures. Pure.
+//! beyond it), the exact maximum and mean, log-spaced counts for pictures, and what slow tokens have in
+//! common. Pure.
 
+mod contrast;
 mod distribution;
 
+pub use contrast::{Contrast, Frequent, Group, Grown, TooFew};
 pub use distribution::{Bin, Distribution, Quantile};
 
 use tracer_abi::mark::{FINISH_CANCELLED, FINISH_ERROR};

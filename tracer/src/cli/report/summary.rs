@@ -4,14 +4,15 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde::Serialize;
 
-use super::{gpu::Gpus, sockets::Sockets};
+use super::{gpu::Gpus, sockets::Sockets, why::Why};
 
-use crate::cli::parts::Parts;
+use crate::cli::budget;
 use crate::cli::units::{date_time, hex, rfc3339};
 use crate::clock::{ClockQuality, WallClock};
 use crate::event::ProcessId;
 use crate::latency::{Latencies, Latency};
 use crate::timeline::GPU_TIMES_OFF;
+use crate::timeline::budget::ByToken;
 use crate::timeline::coverage::{self, Coverage};
 use crate::timeline::rows::{Request, Source, Step, Token, Unmatched};
 use crate::timeline::tables::{LedgerRow, Meta, Tables};
@@ -24,6 +25,8 @@ const DOUBT: f64 = 0.1;
 pub(crate) struct Summary {
     pub(crate) schema: &'static str,
     pub(crate) recording: Recording,
+    /// Slow tokens against usual ones: gaps, then first tokens.
+    pub(crate) why_slow: Vec<Why>,
     pub(crate) gpu_times: GpuTimes,
     /// Of the devices, where times are injected.
     pub(crate) clocks: Vec<ClockLine>,
@@ -157,9 +160,11 @@ pub(crate) struct SlowToken {
     pub(crate) gpu_bound_ns: Option<u64>,
     /// The bound exceeds the span: where in the step it ran is not known.
     pub(crate) gpu_is_vague: bool,
-    pub(crate) parts: Option<Parts>,
-    /// The longest part.
-    pub(crate) waited_for: &'static str,
+    /// Where the latency went, ns by part; they sum to it.
+    pub(crate) parts: BTreeMap<&'static str, u64>,
+    pub(crate) blocked_on: Option<&'static str>,
+    /// The longest part, and its share.
+    pub(crate) waited_for: String,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -172,8 +177,8 @@ pub(crate) struct LedgerLine {
 }
 
 impl Summary {
-    /// With the `slowest` tokens of the longest latency.
-    pub(crate) fn new(tables: &Tables, slowest: usize) -> Self {
+    /// With the `slowest` tokens of the longest latency, and why those from `slow_ns` on were slow.
+    pub(crate) fn new(tables: &Tables, slowest: usize, slow_ns: Option<u64>) -> Self {
         let mut latencies = Latencies::default();
         tables.tokens.iter().for_each(|token| latencies.add_token(token));
         tables.steps.iter().for_each(|step| latencies.add_step(step));
@@ -189,6 +194,7 @@ impl Summary {
         Self {
             schema: "tracer.report/1",
             recording: Recording::new(&tables.meta),
+            why_slow: Why::all(tables, slow_ns),
             latencies: Latency::ALL.into_iter().map(row).collect(),
             gpu_times,
             clocks: tables.clocks.iter().map(ClockLine::new).collect(),
@@ -361,6 +367,7 @@ struct Slow<'a> {
     /// Requests served, by step.
     batches: HashMap<u64, u64>,
     requests: HashMap<u64, &'a Request>,
+    budgets: ByToken<'a>,
     wall: &'a WallClock,
 }
 
@@ -371,6 +378,7 @@ impl<'a> Slow<'a> {
             steps: tables.steps.iter().map(|step| (step.id, step)).collect(),
             batches: tables.batches(),
             requests: tables.requests.iter().map(|request| (request.id, request)).collect(),
+            budgets: ByToken::new(&tables.budgets),
             wall: &tables.wall,
         }
     }
@@ -398,7 +406,7 @@ impl<'a> Slow<'a> {
     fn describe(&self, latency_ns: u64, token: &Token) -> SlowToken {
         let step = token.step.and_then(|id| self.steps.get(&id)).copied();
         let request = self.requests.get(&token.request);
-        let parts = step.and_then(|step| Parts::of(token, step));
+        let budget = self.budgets.of(token);
         let gpu = step.and_then(|step| step.gpu);
         let at = |ns| self.wall.realtime_ns(ns).and_then(rfc3339);
         SlowToken {
@@ -420,8 +428,9 @@ impl<'a> Slow<'a> {
             gpu_span_ns: gpu.map(|gpu| gpu.span_ns),
             gpu_bound_ns: gpu.map(|gpu| gpu.bound_ns),
             gpu_is_vague: gpu.is_some_and(|gpu| gpu.is_vague()),
-            parts,
-            waited_for: parts.map_or("unknown: its step was not matched", |parts| parts.longest()),
+            parts: budget.map(budget::parts).unwrap_or_default(),
+            blocked_on: budget.and_then(|budget| budget.blocked).map(|on| on.name()),
+            waited_for: budget.map(budget::longest).unwrap_or_default(),
         }
     }
 }

@@ -4,10 +4,16 @@ use crate::event::ProcessId;
 use crate::timeline::tables::{LedgerRow, Tables};
 
 fn page(tables: &Tables) -> String {
-    let text = text(&Summary::new(tables, 10), Style::default());
+    let text = text(&Summary::new(tables, 10, None), Style::default());
     println!("{text}");
     assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
     text
+}
+
+/// The row of a latency.
+fn row(text: &str, name: &str) -> String {
+    let table = text.split("Latency\n").nth(1).unwrap();
+    table.lines().find(|line| line.trim_start().starts_with(name)).unwrap().to_owned()
 }
 
 fn lose(tables: &mut Tables, name: &str, count: u64) {
@@ -34,7 +40,7 @@ fn a_page() {
         assert!(text.contains(part), "{part}\n{text}");
     }
     // 960 gaps: p90 is honest, p99 and p99.9 are not; 40 first tokens: only the median.
-    let line = |name: &str| text.lines().find(|line| line.trim_start().starts_with(name)).unwrap().to_owned();
+    let line = |name: &str| row(&text, name);
     assert_eq!(line("itl").matches('–').count(), 2, "{text}");
     assert_eq!(line("ttft").matches('–').count(), 3, "{text}");
     assert!(!text.contains('~') && !text.contains("LOST"));
@@ -49,7 +55,7 @@ fn losses_come_first_and_what_they_could_move_is_marked() {
     let ledger: Vec<&str> = text.split("Ledger\n").nth(1).unwrap().lines().collect();
     assert!(ledger[0].contains("LOST") && ledger[0].contains("token_not_delivered"), "{text}");
     assert!(ledger[1].contains("unmatched") && ledger[1].contains("unknown_request"), "{text}");
-    let line = |name: &str| text.lines().find(|line| line.trim_start().starts_with(name)).unwrap().to_owned();
+    let line = |name: &str| row(&text, name);
     // 20 of 960: enough for p90 and beyond, not for the median.
     assert_eq!(line("itl").matches('~').count(), 2, "{text}");
     assert_eq!(line("step").matches('~').count(), 0, "{text}");
@@ -60,11 +66,11 @@ fn losses_come_first_and_what_they_could_move_is_marked() {
 fn losses_of_the_bulk_ring_move_no_latency_and_unknown_ones_may_move_all() {
     let mut tables = tables();
     lose(&mut tables, "bulk_dropped", 1_000_000);
-    let summary = Summary::new(&tables, 0);
+    let summary = Summary::new(&tables, 0, None);
     assert!(summary.has_loss());
     assert!(summary.latencies.iter().all(|row| row.lost == 0 && row.doubtful_from.is_none()));
     lose(&mut tables, "something_new", 1_000_000);
-    assert!(Summary::new(&tables, 0).latencies.iter().all(|row| row.doubtful_from == Some(0.5)));
+    assert!(Summary::new(&tables, 0, None).latencies.iter().all(|row| row.doubtful_from == Some(0.5)));
 }
 
 #[test]
@@ -113,7 +119,7 @@ fn steps_whose_bound_exceeds_their_span_are_marked() {
     }
     let text = page(&tables);
     assert!(text.contains("s!") && text.contains("where in the step the GPU worked is not known"), "{text}");
-    let json = serde_json::to_value(Summary::new(&tables, 1)).unwrap();
+    let json = serde_json::to_value(Summary::new(&tables, 1, None)).unwrap();
     let token = &json["slowest_tokens"][0];
     assert_eq!(token["gpu_is_vague"], true);
     assert_eq!(token["gpu_bound_ns"].as_u64(), token["gpu_span_ns"].as_u64().map(|ns| ns + 1));
@@ -121,19 +127,19 @@ fn steps_whose_bound_exceeds_their_span_are_marked() {
 
 #[test]
 fn tokens_and_steps_have_a_wall_clock_time() {
-    let json = serde_json::to_value(Summary::new(&tables(), 1)).unwrap();
+    let json = serde_json::to_value(Summary::new(&tables(), 1, None)).unwrap();
     let token = &json["slowest_tokens"][0];
     for at in [&token["delivered_at"], &token["step_begin_at"]] {
         assert!(at.as_str().is_some_and(|at| at.starts_with("2026-11-30T00:53:2")), "{token}");
     }
-    let mut summary = Summary::new(&tables(), 1);
+    let mut summary = Summary::new(&tables(), 1, None);
     summary.recording.reclocked = true;
     assert!(text(&summary, Style::default()).contains("mapped anew for this report"));
 }
 
 #[test]
 fn json() {
-    let json = serde_json::to_value(Summary::new(&tables(), 3)).unwrap();
+    let json = serde_json::to_value(Summary::new(&tables(), 3, None)).unwrap();
     assert_eq!(json["schema"], "tracer.report/1");
     assert_eq!(json["slowest_tokens"].as_array().unwrap().len(), 3);
     assert_eq!(json["latencies"][0]["name"], "ttft");
@@ -152,7 +158,7 @@ fn json() {
 
 #[test]
 fn colour_only_where_asked() {
-    let summary = Summary::new(&tables(), 3);
+    let summary = Summary::new(&tables(), 3, None);
     assert!(text(&summary, Style { color: true }).contains("\x1b[1m"));
     assert!(!text(&summary, Style::default()).contains('\x1b'));
 }

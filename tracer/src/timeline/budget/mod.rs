@@ -107,6 +107,23 @@ impl Budget {
     }
 }
 
+/// Budgets by token.
+#[derive(Debug)]
+pub struct ByToken<'a>(HashMap<(u64, u32, u32), &'a Budget>);
+
+impl<'a> ByToken<'a> {
+    #[must_use]
+    pub fn new(budgets: &'a [Budget]) -> Self {
+        Self(budgets.iter().map(|budget| ((budget.request, budget.choice, budget.index), budget)).collect())
+    }
+
+    /// `None`: the latency of the token is not known.
+    #[must_use]
+    pub fn of(&self, token: &Token) -> Option<&'a Budget> {
+        self.0.get(&(token.request, token.choice, token.index)).copied()
+    }
+}
+
 /// Cuts tokens up.
 #[derive(Debug, Default)]
 pub struct Budgets {

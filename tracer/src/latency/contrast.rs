@@ -1,0 +1,338 @@
+//! What slow tokens have in common, against usual ones.
+//!
+//! Slow are those from a quantile on, usual the middle half. Means of the parts of their budgets say what grew; how often
+//! a property (a batch size, a tenant, a thread) is among them says where. Tokens of one step are slow together, so
+//! properties are counted by step and not by token, and nothing is said that chance explains.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use crate::latency::Latency;
+use crate::timeline::budget::{Blocked, Budget, ByToken, Label};
+use crate::timeline::rows::{Request, Step, Token};
+use crate::timeline::tables::Tables;
+
+/// Least slow tokens for a comparison, and the quantiles from which they are slow, best first.
+const LEAST_SLOW: usize = 10;
+const QUANTILES: [f64; 2] = [0.99, 0.9];
+/// A property is named when it is in this many slow steps, this much more often than usual, and further from it than this
+/// many standard deviations (two proportions, pooled).
+const LEAST_STEPS: u64 = 5;
+const LEAST_RATIO: f64 = 1.5;
+const LEAST_SIGMAS: f64 = 4.0;
+/// Values of a property beyond this many are not counted.
+const MAX_VALUES: usize = 10_000;
+
+/// Slow tokens against usual ones, of one latency.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Contrast {
+    pub latency: Latency,
+    /// Tokens with a budget.
+    pub tokens: u64,
+    /// From which quantile on tokens are slow; `None`: from a latency that was given.
+    pub quantile: Option<f64>,
+    pub slow: Group,
+    pub usual: Group,
+    /// Parts of the budget that are longer in slow tokens, by how much.
+    pub grown: Vec<Grown>,
+    /// What is more frequent among them, most telling first.
+    pub frequent: Vec<Frequent>,
+}
+
+/// Tokens.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Group {
+    pub n: u64,
+    /// Steps that generated them.
+    pub steps: u64,
+    /// Shortest and longest latency, ns.
+    pub least_ns: u64,
+    pub most_ns: u64,
+    pub mean_ns: f64,
+}
+
+/// A part of the budget.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Grown {
+    pub label: Label,
+    /// What it was blocked on most often, of the slow ones.
+    pub blocked: Option<Blocked>,
+    /// Means, ns.
+    pub slow_ns: f64,
+    pub usual_ns: f64,
+    /// Of what slow tokens took longer; parts that shrank can make these sum to more than 1.
+    pub share: f64,
+}
+
+/// A value of a property.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Frequent {
+    pub property: &'static str,
+    pub value: String,
+    /// Steps with it, and all: of slow tokens, and of usual ones.
+    pub slow: (u64, u64),
+    pub usual: (u64, u64),
+    /// How many times as frequent; infinite where no usual one has it.
+    pub ratio: f64,
+}
+
+/// Too few tokens for a comparison: how many there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooFew(pub u64);
+
+/// A token with its budget, and what is known about it.
+struct Case<'a> {
+    token: &'a Token,
+    budget: &'a Budget,
+}
+
+impl Contrast {
+    /// Compares tokens by [`Latency::Ttft`] or [`Latency::Itl`]; slow ones are those of at least `slow_ns`, where given.
+    ///
+    /// # Errors
+    /// When there are too few.
+    pub fn new(tables: &Tables, latency: Latency, slow_ns: Option<u64>) -> Result<Self, TooFew> {
+        let is_of = |token: &Token| match latency {
+            Latency::Ttft => (token.choice, token.index) == (0, 0),
+            _ => token.index > 0,
+        };
+        let budgets = ByToken::new(&tables.budgets);
+        let of_latency = tables.tokens.iter().filter(|token| is_of(token));
+        let mut cases: Vec<Case> =
+            of_latency.filter_map(|token| Some(Case { token, budget: budgets.of(token)? })).collect();
+        cases.sort_by_key(|case| case.budget.latency_ns);
+        let n = cases.len();
+        let too_few = TooFew(n as u64);
+        let at = |q: f64| (n as f64 * q).ceil() as usize;
+        let (from, quantile) = match slow_ns {
+            Some(slow_ns) => (cases.partition_point(|case| case.budget.latency_ns < slow_ns), None),
+            None => {
+                let q = QUANTILES.into_iter().find(|q| n - at(*q) >= LEAST_SLOW).ok_or(too_few)?;
+                (at(q), Some(q))
+            }
+        };
+        let (slow, usual) =
+            (cases.get(from..).unwrap_or_default(), cases.get(at(0.25)..at(0.75)).unwrap_or_default());
+        if slow.len() < LEAST_SLOW || usual.len() < LEAST_SLOW {
+            return Err(too_few);
+        }
+        let properties = Properties::new(tables);
+        Ok(Self {
+            latency,
+            tokens: n as u64,
+            quantile,
+            slow: Group::new(slow),
+            usual: Group::new(usual),
+            grown: grown(slow, usual),
+            frequent: properties.frequent(slow, usual),
+        })
+    }
+}
+
+impl Group {
+    fn new(cases: &[Case]) -> Self {
+        let sum: u128 = cases.iter().map(|case| u128::from(case.budget.latency_ns)).sum();
+        let latency = |case: Option<&Case>| case.map_or(0, |case| case.budget.latency_ns);
+        Self {
+            n: cases.len() as u64,
+            steps: cases.iter().map(unit).collect::<HashSet<_>>().len() as u64,
+            least_ns: latency(cases.first()),
+            most_ns: latency(cases.last()),
+            mean_ns: sum as f64 / cases.len() as f64,
+        }
+    }
+}
+
+/// Tokens of a step are one case; a token whose step is not known is one.
+fn unit(case: &Case) -> (Option<u64>, u64, u32, u32) {
+    let Token { request, choice, index, step, .. } = case.token;
+    step.map_or((None, *request, *choice, *index), |step| (Some(step), 0, 0, 0))
+}
+
+fn mean_ns(cases: &[Case], label: Label) -> f64 {
+    let sum: u128 = cases.iter().map(|case| u128::from(case.budget.part_ns(label))).sum();
+    sum as f64 / cases.len() as f64
+}
+
+fn grown(slow: &[Case], usual: &[Case]) -> Vec<Grown> {
+    let excess_ns = Group::new(slow).mean_ns - Group::new(usual).mean_ns;
+    let mut grown: Vec<Grown> = Label::PARTS
+        .into_iter()
+        .map(|label| {
+            let (slow_ns, usual_ns) = (mean_ns(slow, label), mean_ns(usual, label));
+            let mut on: BTreeMap<Blocked, u64> = BTreeMap::new();
+            for budget in slow.iter().map(|case| case.budget).filter(|_| label == Label::HostBlocked) {
+                if let Some(blocked) = budget.blocked {
+                    *on.entry(blocked).or_default() += budget.part_ns(label);
+                }
+            }
+            let blocked = on.into_iter().max_by_key(|(_, ns)| *ns).map(|(on, _)| on);
+            let share = if excess_ns > 0.0 { (slow_ns - usual_ns) / excess_ns } else { 0.0 };
+            Grown { label, blocked, slow_ns, usual_ns, share }
+        })
+        .filter(|part| part.slow_ns > part.usual_ns)
+        .collect();
+    grown.sort_by(|a, b| (b.slow_ns - b.usual_ns).total_cmp(&(a.slow_ns - a.usual_ns)));
+    grown
+}
+
+/// What tokens can have in common.
+struct Properties<'a> {
+    steps: HashMap<u64, &'a Step>,
+    requests: HashMap<u64, &'a Request>,
+    batches: HashMap<u64, u64>,
+}
+
+impl<'a> Properties<'a> {
+    fn new(tables: &'a Tables) -> Self {
+        Self {
+            steps: tables.steps.iter().map(|step| (step.id, step)).collect(),
+            requests: tables.requests.iter().map(|request| (request.id, request)).collect(),
+            batches: tables.batches(),
+        }
+    }
+
+    /// Name and value of all that is known of a token.
+    fn of(&self, case: &Case) -> Vec<(&'static str, String)> {
+        let token = case.token;
+        let mut known = vec![("token index", range(token.index.into()))];
+        let mut add = |name, value: Option<String>| known.extend(value.map(|value| (name, value)));
+        let step = token.step.and_then(|id| self.steps.get(&id));
+        let prompts = step.map(|step| step.slots.iter().any(|slot| slot.phase == tracer_abi::mark::PREFILL));
+        add("batch size", token.step.and_then(|id| self.batches.get(&id)).map(|n| range(*n)));
+        add("phase", Some(if token.prefill { "prefill" } else { "decode" }.to_owned()));
+        add(
+            "prompts in the batch",
+            prompts.filter(|_| !token.prefill).map(|any| if any { "some" } else { "none" }.into()),
+        );
+        add("engine thread", step.map(|step| format!("{} of pid {}", step.tid, step.process.tgid)));
+        add("GPU", step.and_then(|step| step.device_uuid).map(|uuid| hex(&uuid)));
+        add("delivering thread", Some(format!("{} of pid {}", token.tid, token.process.tgid)));
+        if let Some(request) = self.requests.get(&token.request) {
+            let text = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
+            add("tenant", text(&request.tenant_id));
+            add("model", text(&request.model));
+            add("prompt tokens", request.prompt_tokens.map(|n| range(n.into())));
+        }
+        known
+    }
+
+    fn count(&self, cases: &[Case]) -> (HashMap<(&'static str, String), u64>, HashMap<&'static str, u64>) {
+        let mut seen = HashSet::new();
+        let mut values: HashMap<(&'static str, String), u64> = HashMap::new();
+        let mut all: HashMap<&'static str, HashSet<_>> = HashMap::new();
+        for case in cases {
+            let unit = unit(case);
+            for (name, value) in self.of(case) {
+                all.entry(name).or_default().insert(unit);
+                let is_full = values.len() >= MAX_VALUES;
+                let key = (name, value);
+                if (!is_full || values.contains_key(&key)) && seen.insert((key.clone(), unit)) {
+                    *values.entry(key).or_default() += 1;
+                }
+            }
+        }
+        (values, all.into_iter().map(|(name, units)| (name, units.len() as u64)).collect())
+    }
+
+    fn frequent(&self, slow: &[Case], usual: &[Case]) -> Vec<Frequent> {
+        let ((slow, slow_all), (usual, usual_all)) = (self.count(slow), self.count(usual));
+        let mut found: Vec<(f64, Frequent)> = slow
+            .into_iter()
+            .filter_map(|((property, value), k)| {
+                let n = *slow_all.get(property)?;
+                let (usual_k, usual_n) =
+                    (usual.get(&(property, value.clone())).copied().unwrap_or(0), *usual_all.get(property)?);
+                let (p, q) = (k as f64 / n as f64, usual_k as f64 / usual_n as f64);
+                let pooled = (k + usual_k) as f64 / (n + usual_n) as f64;
+                let deviation = (pooled * (1.0 - pooled) * (1.0 / n as f64 + 1.0 / usual_n as f64)).sqrt();
+                let sigmas = (p - q) / deviation;
+                let says = k >= LEAST_STEPS && p >= q * LEAST_RATIO && sigmas >= LEAST_SIGMAS;
+                let frequent =
+                    Frequent { property, value, slow: (k, n), usual: (usual_k, usual_n), ratio: p / q };
+                says.then_some((sigmas, frequent))
+            })
+            .collect();
+        found.sort_by(|(a, x), (b, y)| {
+            b.total_cmp(a).then_with(|| (x.property, &x.value).cmp(&(y.property, &y.value)))
+        });
+        found.into_iter().map(|(_, frequent)| frequent).collect()
+    }
+}
+
+/// The power of two that holds a number: `9–16`.
+fn range(n: u64) -> String {
+    let high = n.checked_next_power_of_two().unwrap_or(u64::MAX);
+    match n {
+        0..=2 => n.to_string(),
+        _ => format!("{}–{high}", high / 2 + 1),
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::testing::tables;
+
+    /// Tables whose tokens have this latency, all of it one part.
+    fn cut(cut: impl Fn(&Token) -> (u64, Label)) -> Tables {
+        let mut tables = tables();
+        tables.budgets.retain(|budget| budget.index == 0);
+        for token in tables.tokens.iter_mut().filter(|token| token.index > 0) {
+            let (latency_ns, label) = cut(token);
+            token.latency_ns = Some(latency_ns);
+            let mut budget = Budget {
+                request: token.request,
+                index: token.index,
+                latency_ns,
+                blocked: (label == Label::HostBlocked).then_some(Blocked::Futex),
+                ..Budget::default()
+            };
+            budget.parts_ns[label as usize] = latency_ns;
+            tables.budgets.push(budget);
+        }
+        tables
+    }
+
+    #[test]
+    fn what_grew_and_where() {
+        // Every tenth request's tokens wait for a lock.
+        let mut tables = cut(|token| match token.request % 10 {
+            3 => (50_000, Label::HostBlocked),
+            _ => (5_000 + u64::from(token.index), Label::GpuSpan),
+        });
+        for request in &mut tables.requests {
+            request.tenant_id = if request.id % 10 == 3 { "loud" } else { "quiet" }.into();
+        }
+        let found = Contrast::new(&tables, Latency::Itl, Some(20_000)).unwrap();
+        assert_eq!((found.slow.n, found.slow.least_ns, found.quantile), (96, 50_000, None));
+        let top = found.grown[0];
+        assert_eq!((top.label, top.blocked, top.usual_ns), (Label::HostBlocked, Some(Blocked::Futex), 0.0));
+        assert!(top.share > 1.0 && found.grown.len() == 1, "the GPU's part shrank: {found:?}");
+        let tenants: Vec<_> =
+            found.frequent.iter().filter(|f| f.property == "tenant").map(|f| f.value.as_str()).collect();
+        assert_eq!(tenants, ["loud"]);
+        assert!(found.frequent.iter().all(|f| f.ratio >= LEAST_RATIO));
+    }
+
+    #[test]
+    fn chance_and_thin_data_say_nothing() {
+        let tables = cut(|token| {
+            (1_000 + (token.request * 7_919 + u64::from(token.index) * 104_729) % 997, Label::GpuSpan)
+        });
+        let found = Contrast::new(&tables, Latency::Itl, None).unwrap();
+        assert_eq!((found.quantile, found.frequent.len()), (Some(0.9), 0), "{:?}", found.frequent);
+        assert_eq!(Contrast::new(&tables, Latency::Ttft, None), Err(TooFew(40)));
+        assert_eq!(Contrast::new(&tables, Latency::Itl, Some(1_990)), Err(TooFew(960)));
+    }
+
+    #[test]
+    fn ranges_are_powers_of_two() {
+        let ranges: Vec<String> = [0, 1, 2, 3, 4, 5, 16, 17].into_iter().map(range).collect();
+        assert_eq!(ranges, ["0", "1", "2", "3–4", "3–4", "5–8", "9–16", "17–32"]);
+        assert!(range(u64::MAX).contains('–'));
+    }
+}
