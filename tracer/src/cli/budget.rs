@@ -16,7 +16,7 @@ pub(crate) fn parts(budget: &Budget) -> BTreeMap<&'static str, u64> {
 /// The name of a part, with what it was blocked on.
 pub(crate) fn name(label: Label, budget: &Budget) -> String {
     match (label, budget.blocked) {
-        (Label::HostBlocked, Some(on)) => format!("{} ({})", label.name(), on.name()),
+        (Label::HostBlocked, Some(on)) => format!("{}: {}", label.name(), on.name()),
         _ => label.name().to_owned(),
     }
 }
@@ -90,7 +90,7 @@ mod tests {
         assert_eq!(bar(&budget, 81, 8), "bb#####d");
         assert_eq!(bar(&budget, 10, 4), "bbbb");
         assert_eq!(longest(&budget), "gpu_span 62 %");
-        assert_eq!(name(Label::HostBlocked, &budget), "host_blocked (futex)");
+        assert_eq!(name(Label::HostBlocked, &budget), "host_blocked: futex");
         assert!(legend([&budget].into_iter()).eq(["b host_blocked", "# gpu_span", "d deliver"]));
         assert_eq!(parts(&budget).values().sum::<u64>(), 81);
     }

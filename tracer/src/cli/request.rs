@@ -21,7 +21,7 @@ use crate::timeline::rows::{GpuTime, Request, Step, Token};
 use crate::timeline::tables::Tables;
 
 /// Columns of a token's bar.
-const BAR: usize = 24;
+const BAR: usize = 20;
 /// Most names that a message suggests.
 const SUGGESTIONS: usize = 5;
 
@@ -154,7 +154,7 @@ fn text(tables: &Tables, life: &Life, style: Style) -> String {
     for line in wrap(budget::legend(budgets), WIDTH - 2) {
         let _ = writeln!(out, "{}", style.faint(&format!("  {line}")));
     }
-    let _ = writeln!(out, "{}", style.faint("  In order of causes, not of time; token 0 on its own scale."));
+    let _ = writeln!(out, "{}", style.faint("  Shares of each latency, in order of causes and not of time."));
     if life.tokens.iter().filter_map(Piece::gpu).any(|gpu| gpu.is_vague()) {
         let _ = writeln!(out, "{}", style.note(VAGUE));
     }
@@ -212,14 +212,11 @@ fn timeline(life: &Life) -> Table {
         ("at", Right),
         ("latency", Right),
         ("step", Right),
-        ("took", Right),
         ("GPU ±", Right),
         ("batch", Right),
         ("", Left),
         ("longest part", Left),
     ]);
-    let gaps = life.tokens.iter().filter(|piece| piece.token.index > 0);
-    let longest_gap = gaps.filter_map(|piece| piece.token.latency_ns).max().unwrap_or(0);
     let mut expected = (0, 0);
     for Piece { token, step, batch, budget } in &life.tokens {
         if token.choice != expected.0 {
@@ -229,17 +226,15 @@ fn timeline(life: &Life) -> Table {
             missing(&mut table, token.choice, expected.1, token.index - 1);
         }
         expected.1 = token.index.saturating_add(1);
-        let scale = if token.index == 0 { token.latency_ns.unwrap_or(0) } else { longest_gap };
         let batch = batch.map(|batch| format!("{batch}{}", if token.prefill { " P" } else { "" }));
         table.push([
             index(token.choice, token.index),
             duration(token.delivered_ns.saturating_sub(life.request.received_ns)),
             token.latency_ns.map_or("–".into(), duration),
             token.step.map_or("–".into(), |id| format!("#{id}")),
-            step.and_then(Step::duration_ns).map_or("–".into(), duration),
             step.and_then(|step| step.gpu).map_or("–".into(), bound),
             batch.unwrap_or_else(|| "–".into()),
-            budget.map_or(String::new(), |budget| budget::bar(budget, scale, BAR)),
+            budget.map_or(String::new(), |budget| budget::bar(budget, budget.latency_ns, BAR)),
             budget.map_or(String::new(), budget::longest),
         ]);
     }
@@ -259,7 +254,7 @@ fn missing(table: &mut Table, choice: u32, from: u32, until: u32) {
     let which =
         if from == until { index(choice, from) } else { format!("{}–{until}", index(choice, from)) };
     let dash = || "–".to_owned();
-    table.push([which, dash(), dash(), dash(), dash(), dash(), dash(), "not seen".into(), String::new()]);
+    table.push([which, dash(), dash(), dash(), dash(), dash(), "not seen".into(), String::new()]);
 }
 
 /// `tracer request --json`.

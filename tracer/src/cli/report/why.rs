@@ -100,7 +100,7 @@ impl Why {
                 slow_mean_ns: part.slow_ns,
                 usual_mean_ns: part.usual_ns,
                 share: part.share,
-                meaning: part.label.meaning(),
+                meaning: part.blocked.map_or(part.label.meaning(), |on| on.meaning()),
             })
             .collect();
         why.frequent = contrast
@@ -131,19 +131,19 @@ impl Why {
         let mean = |ns: f64| duration(ns.round() as u64);
         let quantile = self.slow_from_quantile.map_or(String::new(), |q| format!(" (p{})", q * 100.0));
         let line = format!(
-            "  {latency} from {}{quantile}: {} tokens of {} steps took {} on average; the middle half took {}",
+            "  {latency} of {} or more{quantile}: mean {} (n={}, {} steps); of the middle half {}",
             duration(self.slow_from_ns),
+            mean(self.slow_mean_ns),
             count(self.slow_tokens),
             count(self.slow_steps),
-            mean(self.slow_mean_ns),
             mean(self.usual_mean_ns),
         );
         let _ = writeln!(out, "{}", cut(&line, WIDTH));
         let named = |part: &&Grown| part.share >= LEAST_SHARE;
         for part in self.grown.iter().filter(named).take(MOST_PARTS) {
-            let name = part.blocked_on.map_or(part.part.to_owned(), |on| format!("{} ({on})", part.part));
+            let name = part.blocked_on.map_or(part.part.to_owned(), |on| format!("{}: {on}", part.part));
             let line = format!(
-                "    +{:>8}  {:>3.0} %  {name:<26} {}",
+                "    +{:>8}  {:>3.0} %  {name:<27} {}",
                 mean(part.slow_mean_ns - part.usual_mean_ns),
                 part.share * 100.0,
                 part.meaning

@@ -66,21 +66,21 @@ impl Label {
     #[must_use]
     pub const fn meaning(self) -> &'static str {
         match self {
-            Self::EventLoopLag => "the request had arrived, and the program had not read it",
+            Self::EventLoopLag => "the program had not read the request yet",
             Self::Queue => "the request waited to be taken into a batch",
             Self::OtherSteps => "the engine ran steps for others",
             Self::HostRunning => "the program ran, before the step",
             Self::HostRunqueue => "a thread could run and had no CPU",
-            Self::HostBlocked => "a thread slept: on a lock, a socket, a disk",
+            Self::HostBlocked => "a thread slept",
             Self::Enqueue => "the step was being enqueued",
-            Self::GpuWait => "the step was enqueued, and the GPU had not begun it",
+            Self::GpuWait => "the GPU had not begun the step",
             Self::GpuSpan => "the GPU ran the step",
-            Self::NeighbourPrefill => "the step took longer than usual, with prompts of others in its batch",
-            Self::HostObserved => "the step was enqueued, and the host waited for it (no GPU times)",
-            Self::SyncWake => "the GPU had ended, and the host's wait had not returned",
+            Self::NeighbourPrefill => "the step had prompts of others, and took longer",
+            Self::HostObserved => "the host waited for the step (no GPU times)",
+            Self::SyncWake => "the GPU was done, the host's wait not",
             Self::Deliver => "the program ran, after the step",
             Self::Unattributed => "nothing is known of the thread",
-            Self::NagleHold => "the kernel held the bytes back (Nagle's algorithm, a full window)",
+            Self::NagleHold => "the kernel held the bytes back",
         }
     }
 
@@ -132,6 +132,24 @@ impl Blocked {
             Self::Gpu => "gpu_driver",
             Self::Child => "child",
             Self::Other => "other",
+        }
+    }
+
+    /// What it is, for somebody who reads a report.
+    #[must_use]
+    pub const fn meaning(self) -> &'static str {
+        match self {
+            Self::Futex => "waited for a lock, a condition or a channel",
+            Self::Poll => "waited for any of several descriptors",
+            Self::SocketRead => "waited for data from a socket",
+            Self::SocketWrite => "a socket was full: its client does not read",
+            Self::Pipe => "waited for a pipe or an eventfd",
+            Self::Sleep => "somebody slept on purpose",
+            Self::Disk => "waited for a disk",
+            Self::Memory => "waited for memory",
+            Self::Gpu => "waited in NVIDIA's kernel driver",
+            Self::Child => "waited for a child process",
+            Self::Other => "a thread slept; on what is not known",
         }
     }
 
