@@ -8,6 +8,7 @@ use crate::symbol::{FrameKind, SymbolFrame};
 use crate::timeline::DriverEvent;
 use crate::timeline::budget::{Blocked, Budget};
 use crate::timeline::rows::{GpuTime, Iteration, Join, Request, Source, Step, Token};
+use crate::timeline::shares::Share;
 use crate::timeline::tables::LedgerRow;
 use tracer_abi::mark::Slot;
 
@@ -366,6 +367,15 @@ via!(
         parts.unattributed_ns,
     ]
 );
+columns!(Share {
+    step: u64,
+    request: Option<u64>,
+    prefill: bool,
+    tokens: u32,
+    step_ns: u64,
+    gpu_ns: Option<u64>,
+});
+
 columns!(Budget {
     request: u64,
     choice: u32,
@@ -408,6 +418,7 @@ tables! {
     ClockQuality = "clock_quality";
     DriverEvent = "driver_events";
     Budget = "budgets";
+    Share = "shares";
     SymbolFrame = "frames";
     LedgerRow = "ledger";
 }

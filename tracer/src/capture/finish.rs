@@ -23,6 +23,7 @@ use crate::event::{
 use crate::symbol::{self, SymbolFrame, Symbolizer};
 use crate::timeline::budget::{Budget, Budgets};
 use crate::timeline::rows::{Iteration, Request, Step, Token};
+use crate::timeline::shares::{Share, Weights, shares};
 use crate::timeline::tables::LedgerRow;
 use crate::timeline::{self, DriverEvent, Example, Timeline};
 
@@ -59,7 +60,7 @@ pub fn finish(dir: &Path) -> Result<Finished> {
         let this_boot = !meta.boot_id.is_empty() && meta.boot_id == boot_id();
         rows.insert(SymbolFrame::NAME, name_stacks(&folder, this_boot)?);
     }
-    rows.insert(Budget::NAME, write_budgets(&folder)?);
+    write_causes(&folder, &mut rows)?;
     let ledger = write_ledger(&folder, &rows, derived.ledger)?;
     rows.insert(LedgerRow::NAME, u64::try_from(ledger.len()).unwrap_or(0));
 
@@ -269,14 +270,18 @@ fn name_stacks(folder: &Folder, this_boot: bool) -> Result<u64> {
     frames.commit()
 }
 
-/// Cuts the latency of every token into its parts.
-fn write_budgets(folder: &Folder) -> Result<u64> {
-    let tokens = all::<Token>(folder)?;
-    let budgets =
-        Budgets::new(&all::<Step>(folder)?, &all::<Request>(folder)?, &tokens, budget::threads(folder)?);
+/// Cuts the latency of every token into its parts, and the time of every step into shares.
+fn write_causes(folder: &Folder, rows: &mut BTreeMap<&'static str, u64>) -> Result<()> {
+    let (steps, requests, tokens) = (all::<Step>(folder)?, all::<Request>(folder)?, all::<Token>(folder)?);
+    let mut table = TableFile::<Share>::begin(folder)?;
+    let shares = shares(&steps, &requests, &tokens, Weights::default());
+    shares.iter().try_for_each(|row| table.push(row))?;
+    rows.insert(Share::NAME, table.commit()?);
+    let budgets = Budgets::new(&steps, &requests, &tokens, budget::threads(folder)?);
     let mut table = TableFile::<Budget>::begin(folder)?;
     tokens.iter().filter_map(|token| budgets.budget(token)).try_for_each(|row| table.push(&row))?;
-    table.commit()
+    rows.insert(Budget::NAME, table.commit()?);
+    Ok(())
 }
 
 fn all<T: Table>(folder: &Folder) -> Result<Vec<T>> {

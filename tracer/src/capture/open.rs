@@ -17,6 +17,7 @@ use crate::symbol::SymbolFrame;
 use crate::timeline::DriverEvent;
 use crate::timeline::budget::Budget;
 use crate::timeline::rows::{Iteration, Request, Step, Token};
+use crate::timeline::shares::Share;
 use crate::timeline::tables::{self, LedgerRow, Tables};
 
 /// A capture whose tables are complete.
@@ -78,6 +79,8 @@ tables! {
     offcpu: OffCpu;
     /// Of the tokens whose latency is known, in their order.
     budgets: Budget;
+    /// Whose time each step was.
+    shares: Share;
     /// The curves that map the devices' clocks, by series and time.
     clock: ClockKnot;
     /// How good each of them is.

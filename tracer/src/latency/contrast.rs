@@ -175,6 +175,12 @@ fn grown(slow: &[Case], usual: &[Case]) -> Vec<Grown> {
     grown
 }
 
+/// Steps with each value of each property, and with any value of it.
+struct Counted {
+    values: HashMap<(&'static str, String), u64>,
+    all: HashMap<&'static str, u64>,
+}
+
 /// What tokens can have in common.
 struct Properties<'a> {
     steps: HashMap<u64, &'a Step>,
@@ -216,7 +222,7 @@ impl<'a> Properties<'a> {
         known
     }
 
-    fn count(&self, cases: &[Case]) -> (HashMap<(&'static str, String), u64>, HashMap<&'static str, u64>) {
+    fn count(&self, cases: &[Case]) -> Counted {
         let mut seen = HashSet::new();
         let mut values: HashMap<(&'static str, String), u64> = HashMap::new();
         let mut all: HashMap<&'static str, HashSet<_>> = HashMap::new();
@@ -231,17 +237,19 @@ impl<'a> Properties<'a> {
                 }
             }
         }
-        (values, all.into_iter().map(|(name, units)| (name, units.len() as u64)).collect())
+        let all = all.into_iter().map(|(name, units)| (name, units.len() as u64)).collect();
+        Counted { values, all }
     }
 
     fn frequent(&self, slow: &[Case], usual: &[Case]) -> Vec<Frequent> {
-        let ((slow, slow_all), (usual, usual_all)) = (self.count(slow), self.count(usual));
+        let (slow, usual) = (self.count(slow), self.count(usual));
         let mut found: Vec<(f64, Frequent)> = slow
+            .values
             .into_iter()
             .filter_map(|((property, value), k)| {
-                let n = *slow_all.get(property)?;
-                let (usual_k, usual_n) =
-                    (usual.get(&(property, value.clone())).copied().unwrap_or(0), *usual_all.get(property)?);
+                let n = *slow.all.get(property)?;
+                let usual_k = usual.values.get(&(property, value.clone())).copied().unwrap_or(0);
+                let usual_n = *usual.all.get(property)?;
                 let (p, q) = (k as f64 / n as f64, usual_k as f64 / usual_n as f64);
                 let pooled = (k + usual_k) as f64 / (n + usual_n) as f64;
                 let deviation = (pooled * (1.0 - pooled) * (1.0 / n as f64 + 1.0 / usual_n as f64)).sqrt();

@@ -22,6 +22,7 @@ mod iteration;
 mod order;
 mod request;
 pub mod rows;
+pub mod shares;
 mod step;
 pub mod tables;
 #[cfg(test)]

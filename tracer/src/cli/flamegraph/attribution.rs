@@ -5,6 +5,7 @@
 //! requests by the tokens that each has in it; the shares add up to the sample.
 
 use crate::event::{Event, Mark, ProcessAction, ProcessId, Sample, StackId, mark};
+use crate::timeline::shares::split;
 use std::collections::{BTreeMap, HashMap};
 use tracer_abi::mark::{DECODE, PREFILL, Slot};
 
@@ -201,27 +202,6 @@ fn phase_name(phase: u8) -> &'static str {
     }
 }
 
-/// Splits `whole` by `parts` so that the shares add up to it: each gets its share rounded down, and what is left
-/// goes to the largest remainders, the earlier one first. Equal shares when all parts are zero.
-fn split(whole: u64, parts: &[u64]) -> Vec<u64> {
-    let ones = vec![1; parts.len()];
-    let parts = if parts.iter().all(|&part| part == 0) { &ones } else { parts };
-    let sum: u128 = parts.iter().map(|&part| u128::from(part)).sum();
-    if sum == 0 {
-        return Vec::new();
-    }
-    let exact = |part: u64| u128::from(whole) * u128::from(part);
-    let mut shares: Vec<u64> =
-        parts.iter().map(|&part| u64::try_from(exact(part) / sum).unwrap_or(whole)).collect();
-    let left = whole - shares.iter().sum::<u64>();
-    let mut by_remainder: Vec<usize> = (0..parts.len()).collect();
-    by_remainder.sort_by_key(|&i| std::cmp::Reverse(exact(parts[i]) % sum));
-    for &i in by_remainder.iter().take(usize::try_from(left).unwrap_or(usize::MAX)) {
-        shares[i] += 1;
-    }
-    shares
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -349,18 +329,6 @@ mod tests {
     }
 
     proptest! {
-        #[test]
-        fn shares_add_up_and_are_fair(whole: u64, parts in prop::collection::vec(any::<u64>(), 1..40)) {
-            let shares = split(whole, &parts);
-            prop_assert_eq!(shares.iter().map(|&s| u128::from(s)).sum::<u128>(), u128::from(whole));
-            let sum: u128 = parts.iter().map(|&p| u128::from(p)).sum();
-            for (&share, &part) in shares.iter().zip(&parts) {
-                if let Some(floor) = (u128::from(whole) * u128::from(part)).checked_div(sum) {
-                    prop_assert!(u128::from(share) == floor || u128::from(share) == floor + 1);
-                }
-            }
-        }
-
         #[test]
         fn no_time_is_lost_or_invented(
             steps in prop::collection::vec((0u32..3, prop::collection::vec((0u64..6, 0u32..50, 0u8..3), 0..5), 0u64..1_000_000), 0..60),

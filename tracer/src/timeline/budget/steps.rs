@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use super::chain::Thread;
 use tracer_abi::mark::PREFILL;
 
-use crate::event::ProcessId;
 use crate::timeline::rows::{GpuTime, Request, Step, Token};
+use crate::timeline::shares::Names;
 
 /// Steps without prompts that a thread must have run, for others to be compared with them.
 const LEAST_USUAL: usize = 10;
@@ -159,18 +159,11 @@ impl Steps {
                 *kept = i;
             }
         }
-        // The program's numbers may be used again: who had one is told by the time.
-        let mut named: HashMap<(ProcessId, u64), Vec<&Request>> = HashMap::new();
-        for request in requests {
-            named.entry((request.process, request.program_request)).or_default().push(request);
-        }
-        named.values_mut().for_each(|requests| requests.sort_by_key(|request| request.received_ns));
+        let names = Names::new(requests);
         for i in slowest.into_values() {
             let Some(step) = steps.get(i) else { continue };
             for slot in &step.slots {
-                let Some(candidates) = named.get(&(step.process, slot.request)) else { continue };
-                let after = candidates.partition_point(|request| request.received_ns <= step.begin_ns);
-                if let Some(request) = after.checked_sub(1).and_then(|i| candidates.get(i)) {
+                if let Some(request) = names.at(step.process, slot.request, step.begin_ns) {
                     self.of_request.entry(request.id).or_default().push(i);
                 }
             }
