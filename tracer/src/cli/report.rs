@@ -1,5 +1,6 @@
 //! `tracer report`: what a capture says about latency, on one page.
 
+mod by;
 mod gpu;
 mod sockets;
 mod summary;
@@ -12,12 +13,15 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Result;
+use serde::Serialize;
 
 use super::table::{Side, Style, Table, WIDTH, cut};
 use super::units::{clean, count, duration, offset};
 use crate::capture::Capture;
 use crate::timeline::coverage::Coverage;
 use crate::timeline::rows::Unmatched;
+use crate::timeline::shares::Weights;
+use by::{By, Property};
 use sockets::{Sockets, Spread};
 use summary::{ClockLine, LatencyRow, LedgerLine, SlowToken, Summary};
 
@@ -27,6 +31,8 @@ use summary::{ClockLine, LatencyRow, LedgerLine, SlowToken, Summary};
   tracer report trace
   tracer report trace --slowest 50
   tracer report trace --json | jq '.latencies[] | {name, p99_ns}'
+  tracer report trace --by tenant_id,model      whose latency, and whose GPU time
+  tracer report trace --slow 80ms               why tokens that took 80 ms did
   tracer report trace --reclock    GPU times of an old capture as this version maps them
 
 A quantile is printed only where at least ten samples lie beyond it. Next: tracer request DIR ID")]
@@ -39,6 +45,15 @@ pub(crate) struct Args {
     /// Compare tokens that took this long with the middle half [default: the slowest hundredth]
     #[arg(long, value_name = "DURATION", value_parser = super::duration::parse)]
     slow: Option<Duration>,
+    /// Latencies and shares of the GPU's time by these properties, instead of the page
+    #[arg(long, value_name = "PROPERTY,…", value_delimiter = ',')]
+    by: Vec<Property>,
+    /// With --by: sum over tenants, too
+    #[arg(long, requires = "by")]
+    mix_tenants: bool,
+    /// With --by: how many times the weight of a decoded token a token of a prompt has
+    #[arg(long, value_name = "WEIGHT", requires = "by", default_value_t = 1.0, value_parser = weight)]
+    prefill_weight: f64,
     /// Map GPU times anew from the recorded clock readings, for this report only; `tracer recover --reclock` stores them
     #[arg(long)]
     reclock: bool,
@@ -50,16 +65,32 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let capture = Capture::open(&args.capture)?;
     let tables = if args.reclock { capture.tables_anew()? } else { capture.tables()? };
+    if !args.by.is_empty() {
+        let weights = Weights { prefill: args.prefill_weight };
+        return print(&By::new(&tables, &args.by, args.mix_tenants, weights), args.json, By::text);
+    }
     let mut summary = Summary::new(&tables, args.slowest, args.slow.map(|slow| slow.as_nanos() as u64));
     summary.recording.reclocked = args.reclock;
+    print(&summary, args.json, text)
+}
+
+fn print<T: Serialize>(page: &T, json: bool, text: impl Fn(&T, Style) -> String) -> Result<ExitCode> {
     let mut out = std::io::stdout().lock();
-    if args.json {
-        serde_json::to_writer_pretty(&mut out, &summary)?;
+    if json {
+        serde_json::to_writer_pretty(&mut out, page)?;
         writeln!(out)?;
     } else {
-        out.write_all(text(&summary, style_of_stdout()).as_bytes())?;
+        out.write_all(text(page, style_of_stdout()).as_bytes())?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// A number that is not negative.
+fn weight(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(weight) if (0.0..=1e6).contains(&weight) => Ok(weight),
+        _ => Err(format!("`{text}` is no weight; write a number from 0 on, such as 0.1")),
+    }
 }
 
 /// Colour on a terminal, unless NO_COLOR is set.

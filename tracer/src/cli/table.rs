@@ -50,12 +50,21 @@ pub(crate) struct Table {
 impl Table {
     /// A table with a line of headings.
     pub(crate) fn new<const N: usize>(columns: [(&str, Side); N]) -> Self {
-        let headings = columns.iter().map(|(heading, _)| (*heading).to_owned()).collect();
-        Self { sides: columns.iter().map(|(_, side)| *side).collect(), rows: vec![headings] }
+        Self::with_columns(columns.map(|(heading, side)| (heading.to_owned(), side)).into())
+    }
+
+    /// The same with as many columns as it takes.
+    pub(crate) fn with_columns(columns: Vec<(String, Side)>) -> Self {
+        let (headings, sides) = columns.into_iter().unzip();
+        Self { sides, rows: vec![headings] }
     }
 
     pub(crate) fn push<const N: usize>(&mut self, cells: [String; N]) {
         self.rows.push(cells.into());
+    }
+
+    pub(crate) fn push_row(&mut self, cells: Vec<String>) {
+        self.rows.push(cells);
     }
 
     /// Two spaces before every column; headings faint.
