@@ -65,8 +65,10 @@ fn overlap((begin, end): (u64, u64), (from, to): (u64, u64)) -> u64 {
     end.min(to).saturating_sub(begin.max(from))
 }
 
-/// Each budget with its token's key (the program's number of the request, index) and its interval.
-fn tokens(run: &Run) -> Result<Vec<((u64, u32), (u64, u64), Budget)>> {
+/// A budget with its token's key (the program's number of the request, index) and its interval.
+type Cut = ((u64, u32), (u64, u64), Budget);
+
+fn tokens(run: &Run) -> Result<Vec<Cut>> {
     let keys: HashMap<u64, u64> =
         run.tables.requests.iter().map(|request| (request.id, request.program_request)).collect();
     let mut budgets = run.tables.budgets.iter();
@@ -87,7 +89,7 @@ fn tokens(run: &Run) -> Result<Vec<((u64, u32), (u64, u64), Budget)>> {
 }
 
 /// Share of the latency, in millionths, for which nothing is known: median, and of the slowest hundredth the mean.
-fn unattributed(tokens: &[((u64, u32), (u64, u64), Budget)]) -> (u64, u64) {
+fn unattributed(tokens: &[Cut]) -> (u64, u64) {
     let share = |budget: &Budget| budget.part_ns(Label::Unattributed) * 1_000_000 / budget.latency_ns.max(1);
     let mut shares: Vec<u64> = tokens.iter().map(|(.., budget)| share(budget)).collect();
     shares.sort_unstable();
