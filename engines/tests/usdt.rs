@@ -29,7 +29,7 @@ fn site(base: &str, semaphore: &str, arguments: &str) -> String {
     )
 }
 
-const ARGUMENTS: &str = "8@%rdi 8@%rsi";
+const ARGUMENTS: &str = "8@%rdi 8@%rsi 8@%rdx 8@%rcx";
 
 #[test]
 fn a_prelinked_file_has_moved() {

@@ -20,6 +20,9 @@ fn from_c() -> Result<()> {
     ensure!(begin.request_id.starts_with("fixture-") && begin.request_id.ends_with("-id"), "{begin:?}");
     ensure!(!begin.request_id.chars().any(char::is_control), "control characters came through: {begin:?}");
     ensure!(begin.tenant_id == "tenant" && begin.trace_id.is_none(), "{begin:?}");
+    let served = [&begin.model, &begin.model_version, &begin.engine_hash, &begin.adapters];
+    ensure!(served == ["model", "2", "e3b0c442", "legal,french"], "{begin:?}");
+    ensure!(begin.kv_cache_strategy == "paged", "{begin:?}");
     let slots: Vec<_> = marks
         .iter()
         .filter_map(|mark| if let Mark::Batch(batch) = mark { Some(batch) } else { None })

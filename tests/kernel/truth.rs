@@ -17,6 +17,7 @@ use crate::{Test, faults};
 pub(crate) const TESTS: &[(&str, Test)] = &[
     ("truth::every_token_and_step", every_token_and_step),
     ("truth::two_ranks", two_ranks),
+    ("truth::mixed_tenants", mixed_tenants),
     ("truth::withheld_marks", withheld_marks),
     ("truth::host_observed", host_observed),
 ];
@@ -31,6 +32,9 @@ pub(crate) enum Truth {
     Request {
         key: u64,
         id: String,
+        tenant_id: String,
+        model: String,
+        model_version: String,
         received_ns: u64,
         output_tokens: u32,
     },
@@ -220,12 +224,18 @@ impl Run {
     fn check_requests(&self) -> Result<()> {
         let mut requests = 0;
         for line in &self.truth {
-            let Truth::Request { key, id, received_ns, output_tokens } = line else { continue };
+            let Truth::Request { key, id, tenant_id, model, model_version, received_ns, output_tokens } =
+                line
+            else {
+                continue;
+            };
             requests += 1;
             let seen: Vec<_> =
                 self.tables.requests.iter().filter(|request| request.program_request == *key).collect();
             ensure!(seen.len() == 1, "request {key} is there {} times", seen.len());
             ensure!(seen[0].request_id == *id, "request {key} is {id}, not {}", seen[0].request_id);
+            let served = (&seen[0].tenant_id, &seen[0].model, &seen[0].model_version);
+            ensure!(served == (tenant_id, model, model_version), "request {key} is for {served:?}");
             ensure!(seen[0].received_ns.abs_diff(*received_ns) < 1_000, "request {key}: received");
             ensure!(seen[0].declared_tokens == Some(*output_tokens), "request {key}: {:?}", seen[0]);
         }
@@ -436,6 +446,46 @@ fn two_ranks() -> Result<()> {
     check_batches(&run)?;
     let pairs = run.tables.iterations.iter().filter(|iteration| iteration.steps == 2).count();
     ensure!(pairs == run.tables.iterations.len() && pairs > 50, "{pairs} of {}", run.tables.iterations.len());
+    Ok(())
+}
+
+/// 64 streams of mixed tenants: every token is on the right request, tenant and step.
+fn mixed_tenants() -> Result<()> {
+    let run = run(
+        &["--max-batch", "64", "--step-us", "3000"],
+        &["--requests", "256", "--concurrency", "64", "--tenants", "5", "--model-versions", "3"],
+        &["--no-inject"],
+    )?;
+    run.check_requests()?;
+    check_batches(&run)?;
+    let tenant_of = |key: u64| {
+        run.truth.iter().find_map(|line| match line {
+            Truth::Request { key: its, tenant_id, .. } if *its == key => Some(tenant_id.clone()),
+            _ => None,
+        })
+    };
+    // Tokens by tenant, as the server delivered them and as the capture has them.
+    let mut truth: BTreeMap<String, usize> = BTreeMap::new();
+    for (key, _) in run.true_tokens().into_keys() {
+        *truth.entry(tenant_of(key).context("a token of no request")?).or_default() += 1;
+    }
+    let tenants: HashMap<u64, &String> =
+        run.tables.requests.iter().map(|request| (request.id, &request.tenant_id)).collect();
+    let mut seen: BTreeMap<String, usize> = BTreeMap::new();
+    for token in &run.tables.tokens {
+        *seen.entry(tenants[&token.request].clone()).or_default() += 1;
+    }
+    println!("  tokens by tenant: {seen:?}");
+    ensure!(seen == truth && seen.len() == 5, "tokens by tenant: {seen:?}, not {truth:?}");
+    // The batches were shared, or the tenants were not mixed.
+    let keys: HashMap<u64, &String> =
+        run.tables.requests.iter().map(|request| (request.program_request, &request.tenant_id)).collect();
+    let mixed =
+        run.tables.steps.iter().filter(|step| {
+            step.slots.iter().map(|slot| keys[&slot.request]).collect::<BTreeSet<_>>().len() == 5
+        });
+    let mixed = mixed.count();
+    ensure!(mixed * 2 > run.tables.steps.len(), "{mixed} of {} steps", run.tables.steps.len());
     Ok(())
 }
 

@@ -3,6 +3,9 @@
 //! A mark is a call of the probe site `tracer:mark` (a USDT probe whose first instruction is a 5-byte nop) with
 //! `rdi` = address and `rsi` = bytes of a payload on the caller's stack. A payload is a [`MarkHeader`], the fixed part
 //! of its kind, and a tail. Readers accept a payload longer than they know (a newer writer) and ignore the rest.
+//!
+//! `rdx` = the kind and `rcx` = the payload's first 64 bits after the header (the request; of a batch, its batch id) are
+//! for tracers that do not know payloads, such as bpftrace.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -84,7 +87,9 @@ pub struct MarkHeader {
     pub size: u32,
 }
 
-/// The program took a request in. Tail: request id, tenant id, model (UTF-8, lengths below).
+/// The program took a request in. Tail: the strings whose lengths are below, in that order (UTF-8).
+///
+/// What becomes known later is said by an [`Attr`] whose key is one of [`REQUEST_KEYS`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct RequestBegin {
@@ -102,8 +107,19 @@ pub struct RequestBegin {
     pub request_id_bytes: u16,
     pub tenant_id_bytes: u16,
     pub model_bytes: u16,
+    pub model_version_bytes: u16,
+    /// Digest of the engine file, as the program knows it (hexadecimal).
+    pub engine_hash_bytes: u16,
+    /// Names of the adapters (LoRA), separated by commas.
+    pub adapters_bytes: u16,
+    /// How the request's KV cache is kept, in the program's own words (`paged`, `prefix`, `offloaded`, …).
+    pub kv_cache_strategy_bytes: u16,
     pub _pad: u16,
 }
+
+/// Keys of [`Attr`]s that set what [`RequestBegin`] left open; the last value counts. `prompt_tokens` is a number.
+pub const REQUEST_KEYS: [&str; 7] =
+    ["tenant_id", "model", "model_version", "engine_hash", "adapters", "kv_cache_strategy", "prompt_tokens"];
 
 /// `RequestEnd::finish_reason`.
 pub const FINISH_UNKNOWN: u32 = 0;

@@ -1,8 +1,9 @@
-/* Marks: how a program tells the tracer what a request is. Link with -ltracer_marks.
+/* Marks: how a program tells the tracer what a request is. Link with -ltracer_marks; docs/marks.md explains.
  *
- * While nobody listens every function returns after about 1 ns (and the call). Nothing here blocks, allocates, makes a
- * system call or fails. Every pointer may be null (an empty string, an empty batch, a request of which nothing is
- * known). Strings are UTF-8 (other bytes are replaced), end with NUL, and are cut after 256 bytes.
+ * While nobody listens every function returns after about 1 ns (and the call). Nothing here blocks, allocates, takes a
+ * lock, makes a system call or fails: marks may be made anywhere, also in signal handlers and after fork(). Every
+ * pointer may be null (an empty string, an empty batch, a request of which nothing is known). Strings are UTF-8 (other
+ * bytes are replaced), end with NUL, and are cut after 256 bytes.
  */
 #ifndef TRACER_MARKS_H
 #define TRACER_MARKS_H
@@ -14,7 +15,8 @@
 extern "C" {
 #endif
 
-/* What is known of a request when it is taken in. Unknown: null or zero. */
+/* What is known of a request when it is taken in. Unknown: null or zero; what becomes known later is told by
+ * tracer_mark_attr_string or tracer_mark_attr_number, with the field's name as key. */
 struct tracer_request_begin {
     uint64_t request;         /* the program's own number, unique in the process while the request lives */
     uint64_t received_ns;     /* CLOCK_MONOTONIC ns at which it was received; 0: now */
@@ -25,6 +27,10 @@ struct tracer_request_begin {
     const char *request_id;   /* the id used outside, for instance X-Request-ID */
     const char *tenant_id;
     const char *model;
+    const char *model_version;
+    const char *engine_hash;       /* digest of the engine file (hexadecimal) */
+    const char *adapters;          /* names of the adapters (LoRA), separated by commas */
+    const char *kv_cache_strategy; /* how its KV cache is kept, in the program's own words: paged, prefix, … */
 };
 
 enum tracer_finish_reason {

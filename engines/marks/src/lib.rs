@@ -2,8 +2,9 @@
 //!
 //! In: calls from the program. Out: a payload of [`tracer_abi::mark`], shown to whoever probes the site `tracer:mark`.
 //! While nobody does, every function here returns after reading one byte (about 1 ns). Nothing here blocks, allocates,
-//! makes a system call or fails: strings longer than [`MAX_STRING_BYTES`] are cut at a character boundary, batches of
-//! more than [`MAX_SLOTS`] are split.
+//! takes a lock, makes a system call or fails: marks may be made anywhere, also in signal handlers and after `fork`.
+//! Strings longer than [`MAX_STRING_BYTES`] are cut at a character boundary, batches of more than [`MAX_SLOTS`] are
+//! split. `docs/marks.md` says what each field is for.
 //!
 //! ```
 //! use tracer_marks as marks;
@@ -26,7 +27,7 @@ mod step;
 
 #[cfg(target_os = "linux")]
 pub use step::{GpuStep, gpu_step};
-pub use tracer_abi::mark::{DECODE, MAX_SLOTS, MAX_STRING_BYTES, PREFILL, SLOT_NO_TOKEN, Slot};
+pub use tracer_abi::mark::{DECODE, MAX_SLOTS, MAX_STRING_BYTES, PREFILL, REQUEST_KEYS, SLOT_NO_TOKEN, Slot};
 
 use payload::{Payload, clip, header};
 use tracer_abi::mark::{self as abi, MarkKind};
@@ -43,7 +44,8 @@ pub fn listening() -> bool {
     site::listening()
 }
 
-/// What is known of a request when it is taken in. Unknown: empty, zero or `None`.
+/// What is known of a request when it is taken in. Unknown: empty, zero or `None`; what becomes known later is told by
+/// [`attr`], with the field's name as key ([`REQUEST_KEYS`]).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RequestBegin<'a> {
     /// The program's own number for the request, unique in the process while the request lives.
@@ -54,11 +56,19 @@ pub struct RequestBegin<'a> {
     pub trace_id: [u8; 16],
     pub span_id: [u8; 8],
     pub trace_flags: u32,
+    /// Tokens of the prompt.
     pub prompt_tokens: u32,
     /// The id that the client or the program uses outside, for instance `X-Request-ID`.
     pub request_id: &'a str,
     pub tenant_id: &'a str,
     pub model: &'a str,
+    pub model_version: &'a str,
+    /// Digest of the engine file (hexadecimal).
+    pub engine_hash: &'a str,
+    /// Names of the adapters (LoRA), separated by commas.
+    pub adapters: &'a str,
+    /// How the request's KV cache is kept, in the program's own words (`paged`, `prefix`, `offloaded`, …).
+    pub kv_cache_strategy: &'a str,
 }
 
 /// Why a request ended.
@@ -115,11 +125,19 @@ pub fn token(request: u64, choice: u32, index: u32) {
     }
 }
 
-/// A named part of a request's life begins (or ends).
+/// A named part of a request's life begins.
 #[inline]
-pub fn phase(request: u64, name: &str, begins: bool) {
+pub fn phase_begin(request: u64, name: &str) {
     if listening() {
-        cold::phase(request, name, begins);
+        cold::phase(request, name, true);
+    }
+}
+
+/// A named part of a request's life ends.
+#[inline]
+pub fn phase_end(request: u64, name: &str) {
+    if listening() {
+        cold::phase(request, name, false);
     }
 }
 
@@ -150,8 +168,17 @@ mod cold {
     }
 
     pub(super) fn request_begin_payload(begin: &RequestBegin<'_>, emit: impl FnOnce(&[u8])) {
-        let strings = [clip(begin.request_id), clip(begin.tenant_id), clip(begin.model)];
-        let mut payload = Payload::<{ with_strings::<abi::RequestBegin>(3) }>::new(&abi::RequestBegin {
+        let strings = [
+            begin.request_id,
+            begin.tenant_id,
+            begin.model,
+            begin.model_version,
+            begin.engine_hash,
+            begin.adapters,
+            begin.kv_cache_strategy,
+        ]
+        .map(clip);
+        let mut payload = Payload::<{ with_strings::<abi::RequestBegin>(7) }>::new(&abi::RequestBegin {
             header: header::<abi::RequestBegin>(MarkKind::RequestBegin),
             request: begin.request,
             received_ns: begin.received_ns.unwrap_or(0),
@@ -162,6 +189,10 @@ mod cold {
             request_id_bytes: strings[0].len() as u16,
             tenant_id_bytes: strings[1].len() as u16,
             model_bytes: strings[2].len() as u16,
+            model_version_bytes: strings[3].len() as u16,
+            engine_hash_bytes: strings[4].len() as u16,
+            adapters_bytes: strings[5].len() as u16,
+            kv_cache_strategy_bytes: strings[6].len() as u16,
             _pad: 0,
         });
         strings.iter().for_each(|s| payload.push(s.as_bytes()));

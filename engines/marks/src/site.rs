@@ -1,5 +1,8 @@
 //! The probe site: one function whose first instruction is a nop that a tracer replaces.
 //!
+//! One site for all kinds of marks: whether anybody listens is then one byte to read, whatever is marked. What tells the
+//! kinds apart is an argument, so that tracers that do not know payloads can filter by it.
+//!
 //! It is a USDT probe (`tracer:mark`), described by a note as systemtap's `sys/sdt.h` writes it, so that tracers find it
 //! in stripped files. The note is not part of the loaded image; its addresses are final after linking. Both the site
 //! and the note's base carry SHF_GNU_RETAIN, since no code refers to the base and linkers do not follow notes.
@@ -17,7 +20,7 @@ core::arch::global_asm!(
     "ret",
     ".size tracer_mark_site, . - tracer_mark_site",
     ".popsection",
-    note!("8@%rdi 8@%rsi"),
+    note!("8@%rdi 8@%rsi 8@%rdx 8@%rcx"),
     options(att_syntax)
 );
 
@@ -33,7 +36,7 @@ core::arch::global_asm!(
     "ret",
     ".size tracer_mark_site, . - tracer_mark_site",
     ".popsection",
-    note!("8@x0 8@x1"),
+    note!("8@x0 8@x1 8@x2 8@x3"),
 );
 
 /// First byte of the site's nop while nobody probes it.
@@ -44,9 +47,11 @@ const IDLE: u8 = 0x1f;
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod imp {
+    use tracer_abi::mark::MarkHeader;
+
     unsafe extern "C" {
         /// Does nothing: it exists to be probed.
-        pub(super) safe fn tracer_mark_site(payload: *const u8, bytes: usize);
+        pub(super) safe fn tracer_mark_site(payload: *const u8, bytes: usize, kind: u64, number: u64);
     }
 
     #[inline(always)]
@@ -59,7 +64,13 @@ mod imp {
 
     #[inline(never)]
     pub(crate) fn hit(payload: &[u8]) {
-        tracer_mark_site(payload.as_ptr(), payload.len());
+        const KIND: usize = core::mem::offset_of!(MarkHeader, kind);
+        let kind =
+            payload.get(KIND..).and_then(|rest| rest.first_chunk()).map_or(0, |b| u16::from_ne_bytes(*b));
+        // The request, or the batch id of a batch: whatever comes first after the header.
+        let number = payload.get(size_of::<MarkHeader>()..).and_then(|rest| rest.first_chunk());
+        let number = number.map_or(0, |bytes| u64::from_ne_bytes(*bytes));
+        tracer_mark_site(payload.as_ptr(), payload.len(), kind.into(), number);
     }
 }
 

@@ -31,11 +31,12 @@ fn text() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn request_begin_holds_clipped_strings(id in text(), tenant in text(), model in text(), request: u64,
+    fn request_begin_holds_clipped_strings(texts in [(); 7].map(|()| text()), request: u64,
                                            received: Option<u64>, prompt_tokens: u32, trace_id: [u8; 16]) {
+        let [request_id, tenant_id, model, model_version, engine_hash, adapters, kv_cache_strategy] = &texts;
         let begin = RequestBegin {
-            request, received_ns: received, trace_id, prompt_tokens,
-            request_id: &id, tenant_id: &tenant, model: &model, ..Default::default()
+            request, received_ns: received, trace_id, prompt_tokens, request_id, tenant_id, model, model_version,
+            engine_hash, adapters, kv_cache_strategy, ..Default::default()
         };
         cold::request_begin_payload(&begin, |payload| {
             let tail = tail::<abi::RequestBegin>(payload, MarkKind::RequestBegin);
@@ -43,12 +44,17 @@ proptest! {
             assert_eq!(got.request, request);
             assert_eq!(got.received_ns, received.unwrap_or(0));
             assert_eq!((got.trace_id, got.prompt_tokens), (trace_id, prompt_tokens));
-            let (got_id, rest) = tail.split_at(got.request_id_bytes.into());
-            let (got_tenant, got_model) = rest.split_at(got.tenant_id_bytes.into());
-            assert_eq!(got_model.len(), usize::from(got.model_bytes));
-            for (clipped, whole) in [(got_id, &id), (got_tenant, &tenant), (got_model, &model)] {
+            let lengths = [
+                got.request_id_bytes, got.tenant_id_bytes, got.model_bytes, got.model_version_bytes,
+                got.engine_hash_bytes, got.adapters_bytes, got.kv_cache_strategy_bytes,
+            ];
+            let mut rest = tail;
+            for (length, whole) in lengths.into_iter().zip(&texts) {
+                let (clipped, after) = rest.split_at(length.into());
                 assert!(is_clip(std::str::from_utf8(clipped).unwrap(), whole));
+                rest = after;
             }
+            assert!(rest.is_empty());
         });
     }
 

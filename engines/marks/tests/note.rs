@@ -31,7 +31,7 @@ fn site_is_found_with_and_without_symbols() {
     // This test is itself a program that uses marks: position-independent, linked with --gc-sections.
     tracer_marks::token(1, 0, 0);
     let exe = std::env::current_exe().unwrap();
-    let expected = "tracer\0mark\08@%rdi 8@%rsi\0";
+    let expected = "tracer\0mark\08@%rdi 8@%rsi 8@%rdx 8@%rcx\0";
     assert_eq!(note(&exe), expected);
     let dir = tempfile::tempdir().unwrap();
     let stripped = dir.path().join("stripped");

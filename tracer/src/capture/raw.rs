@@ -338,6 +338,10 @@ columns!(mark::RequestBegin {
     request_id: String,
     tenant_id: String,
     model: String,
+    model_version: String,
+    engine_hash: String,
+    adapters: String,
+    kv_cache_strategy: String,
 });
 columns!(mark::RequestEnd { request: u64, output_tokens: u32, finish_reason: u32 });
 columns!(mark::Batch { batch_id: u64, rank: u32, slot_count: u32, first_slot: u32, slots: Vec<Slot> });

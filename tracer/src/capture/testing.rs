@@ -93,7 +93,9 @@ fn request_mark() -> impl Strategy<Value = Mark> {
     let value =
         prop_oneof![float().prop_map(|x| AttrValue::Number(x.into())), text().prop_map(AttrValue::String)];
     prop_oneof![
-        (begin, text(), text(), text()).prop_map(|((a, b), request_id, tenant_id, model)| {
+        (begin, [(); 7].map(|()| text())).prop_map(|((a, b), strings)| {
+            let [request_id, tenant_id, model, model_version, engine_hash, adapters, kv_cache_strategy] =
+                strings;
             let (request, received_ns, trace_flags, prompt_tokens) = a;
             let (trace_id, span_id) = b;
             Mark::RequestBegin(mark::RequestBegin {
@@ -106,6 +108,10 @@ fn request_mark() -> impl Strategy<Value = Mark> {
                 request_id,
                 tenant_id,
                 model,
+                model_version,
+                engine_hash,
+                adapters,
+                kv_cache_strategy,
             })
         }),
         any::<(u64, u32, u32)>().prop_map(|(request, output_tokens, finish_reason)| Mark::RequestEnd(

@@ -174,10 +174,20 @@ fn header(tables: &Tables, request: &Request, style: Style, out: &mut String) {
         None => format!("{} tokens seen", request.tokens),
     });
     facts.push(finish(request).into());
-    facts.extend((!request.model.is_empty()).then(|| clean(&request.model, 30)));
-    facts
-        .extend((!request.tenant_id.is_empty()).then(|| format!("tenant {}", clean(&request.tenant_id, 30))));
     let _ = writeln!(out, "{}", cut(&format!("  {}", facts.join(" · ")), WIDTH));
+    let served = [
+        ("tenant", &request.tenant_id),
+        ("model", &request.model),
+        ("version", &request.model_version),
+        ("engine", &request.engine_hash),
+        ("adapters", &request.adapters),
+        ("KV cache", &request.kv_cache_strategy),
+    ];
+    let served = served.iter().filter(|(_, value)| !value.is_empty());
+    let served: Vec<String> = served.map(|(name, value)| format!("{name} {}", clean(value, 20))).collect();
+    if !served.is_empty() {
+        let _ = writeln!(out, "{}", cut(&format!("  {}", served.join(" · ")), WIDTH));
+    }
     let e2e = request.end_ns.and_then(|end| end.checked_sub(request.received_ns));
     let shown = |name: &str, ns: Option<u64>| format!("{name} {}", ns.map_or("–".into(), duration));
     let tpot = request.tpot_ns.map(|ns| ns.round() as u64);
@@ -273,6 +283,11 @@ struct RequestDocument<'a> {
     span_id: Option<String>,
     tenant_id: &'a str,
     model: &'a str,
+    model_version: &'a str,
+    engine_hash: &'a str,
+    /// Separated by commas.
+    adapters: &'a str,
+    kv_cache_strategy: &'a str,
     pid: u32,
     prompt_tokens: Option<u32>,
     source: &'static str,
@@ -363,6 +378,10 @@ impl<'a> RequestDocument<'a> {
             span_id: request.span_id.map(|id| hex(&id)),
             tenant_id: &request.tenant_id,
             model: &request.model,
+            model_version: &request.model_version,
+            engine_hash: &request.engine_hash,
+            adapters: &request.adapters,
+            kv_cache_strategy: &request.kv_cache_strategy,
             pid: request.process.tgid,
             prompt_tokens: request.prompt_tokens,
             source: request.source.name(),

@@ -52,6 +52,35 @@ pub struct RequestBegin {
     pub request_id: String,
     pub tenant_id: String,
     pub model: String,
+    pub model_version: String,
+    /// Digest of the engine file, as the program knows it.
+    pub engine_hash: String,
+    /// Separated by commas.
+    pub adapters: String,
+    pub kv_cache_strategy: String,
+}
+
+impl RequestBegin {
+    /// Takes a fact in that the program told later; one that is not of [`tracer_abi::mark::REQUEST_KEYS`], or not of
+    /// its type, changes nothing.
+    pub fn learn(&mut self, attr: Attr) {
+        let (field, text) = match (attr.key.as_str(), attr.value) {
+            ("prompt_tokens", AttrValue::Number(count)) => {
+                if count.fract() == 0.0 && (1.0..=f64::from(u32::MAX)).contains(&count) {
+                    self.prompt_tokens = Some(count as u32);
+                }
+                return;
+            }
+            ("tenant_id", AttrValue::String(text)) => (&mut self.tenant_id, text),
+            ("model", AttrValue::String(text)) => (&mut self.model, text),
+            ("model_version", AttrValue::String(text)) => (&mut self.model_version, text),
+            ("engine_hash", AttrValue::String(text)) => (&mut self.engine_hash, text),
+            ("adapters", AttrValue::String(text)) => (&mut self.adapters, text),
+            ("kv_cache_strategy", AttrValue::String(text)) => (&mut self.kv_cache_strategy, text),
+            _ => return,
+        };
+        *field = text;
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

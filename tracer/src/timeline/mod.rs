@@ -11,6 +11,7 @@
 //! - a **wait** that returns after an enqueue, by the same thread and for the same stream, is the host-observed end;
 //! - an **iteration** is the steps of one process with one batch id;
 //! - an **HTTP exchange** is a request where no marks tell of it; see [`exchange`];
+//! - a **fact** told by an attr mark is the request's where its key is one of [`REQUEST_KEYS`];
 //! - a **token** belongs to the iteration whose batch has the slot (request, choice, generation step = index).
 
 pub mod budget;
@@ -31,6 +32,8 @@ pub(crate) mod testing;
 mod tests;
 
 use std::collections::{BTreeMap, HashMap};
+
+use tracer_abi::mark::REQUEST_KEYS;
 
 use crate::event::mark::GpuSpan;
 use crate::event::{Event, Mark, Origin, Point, ProcessAction, ProcessId, Role};
@@ -185,9 +188,7 @@ impl<C: Clock> Timeline<C> {
         match event {
             Event::Point(point) => self.point(point),
             Event::Call(call) if self.wants(call.point) => self.order.push(Input::Call(*call)),
-            Event::Mark(mark)
-                if !matches!(mark.mark, Mark::ClockBurst(_) | Mark::Phase(_) | Mark::Attr(_)) =>
-            {
+            Event::Mark(mark) if concerns_requests_or_steps(&mark.mark) => {
                 self.order.push(Input::Mark(mark.clone()));
             }
             Event::HttpBegin(begin) => self.order.push(Input::HttpBegin(begin.clone())),
@@ -306,7 +307,8 @@ impl<C: Clock> Timeline<C> {
             Mark::Batch(batch) => self.batch(origin, batch),
             Mark::GpuSpan(span) => self.gpu_span(origin, span),
             Mark::InjectState(state) => self.inject_state(origin, &state),
-            Mark::ClockBurst(_) | Mark::Phase(_) | Mark::Attr(_) => {}
+            Mark::Attr(attr) => self.attr(origin, attr),
+            Mark::ClockBurst(_) | Mark::Phase(_) => {}
         }
     }
 
@@ -338,5 +340,14 @@ impl<C: Clock> Timeline<C> {
         while self.exchanges.len() > self.config.max_open {
             self.evict_exchange();
         }
+    }
+}
+
+/// Marks that the timeline joins; of the facts about requests only those that are columns of theirs.
+fn concerns_requests_or_steps(mark: &Mark) -> bool {
+    match mark {
+        Mark::ClockBurst(_) | Mark::Phase(_) => false,
+        Mark::Attr(attr) => REQUEST_KEYS.contains(&attr.key.as_str()),
+        _ => true,
     }
 }

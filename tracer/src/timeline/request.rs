@@ -266,6 +266,15 @@ impl<C: Clock> Timeline<C> {
         self.requests.insert(origin.process, request);
     }
 
+    /// A fact of a request that its begin could not tell yet.
+    pub(super) fn attr(&mut self, origin: Origin, attr: mark::Attr) {
+        let id = self.requests.numbers.get(&(origin.process, attr.request));
+        let open = id.and_then(|id| self.requests.open.get_mut(id));
+        if let Some((begin, _)) = open.and_then(|request| request.begin.as_mut()) {
+            begin.learn(attr);
+        }
+    }
+
     pub(super) fn request_end(&mut self, origin: Origin, end: mark::RequestEnd) {
         let id = self.request_of(origin, end.request);
         if let Some(request) = self.requests.open.get_mut(&id) {
@@ -363,6 +372,10 @@ impl<C: Clock> Timeline<C> {
             span_id: begin.span_id,
             tenant_id: begin.tenant_id,
             model: begin.model,
+            model_version: begin.model_version,
+            engine_hash: begin.engine_hash,
+            adapters: begin.adapters,
+            kv_cache_strategy: begin.kv_cache_strategy,
             prompt_tokens: begin.prompt_tokens,
             received_ns,
             read_ns: None,

@@ -140,8 +140,15 @@ pub struct Request {
     pub request_id: String,
     pub trace_id: Option<[u8; 16]>,
     pub span_id: Option<[u8; 8]>,
+    /// These are empty when unknown.
     pub tenant_id: String,
     pub model: String,
+    pub model_version: String,
+    /// Digest of the engine file, as the program knows it.
+    pub engine_hash: String,
+    /// Names separated by commas.
+    pub adapters: String,
+    pub kv_cache_strategy: String,
     pub prompt_tokens: Option<u32>,
     /// Origin of TTFT; `source` says where it came from.
     pub received_ns: u64,

@@ -6,7 +6,7 @@ use tracer_abi::mark::{FINISH_CANCELLED, FINISH_LENGTH, FINISH_STOP, SLOT_NO_TOK
 use super::rows::Unmatched;
 use super::testing::*;
 use super::*;
-use crate::event::mark::InjectState;
+use crate::event::mark::{Attr, AttrValue, InjectState};
 use crate::event::{Call, CallEnd, MarkEvent};
 
 fn timeline() -> Timeline<EnqueueClock> {
@@ -606,4 +606,31 @@ fn rows_leave_while_the_recording_runs() {
         assert!(timeline.steps.len() <= 4 && timeline.iterations.len() <= 4 && timeline.requests.len() <= 12);
     }
     assert!(released > 4 * 85, "{released}");
+}
+
+#[test]
+fn what_becomes_known_later_is_of_the_request() {
+    let attr = |time_ns, request, key: &str, value| {
+        mark(HTTP_TID, time_ns, Mark::Attr(Attr { request, choice: 0, key: key.into(), value }))
+    };
+    let text = |text: &str| AttrValue::String(text.into());
+    let (out, _) = play(&[
+        begin(HTTP_TID, 100, 1),
+        begin(HTTP_TID, 110, 2),
+        attr(120, 1, "tenant_id", text("early")),
+        attr(130, 1, "tenant_id", text("late")),
+        attr(140, 1, "prompt_tokens", AttrValue::Number(17.0)),
+        attr(141, 1, "prompt_tokens", AttrValue::Number(f64::NAN)),
+        attr(142, 1, "prompt_tokens", AttrValue::Number(-1.0)),
+        attr(143, 1, "prompt_tokens", text("18")),
+        attr(150, 1, "kv_cache_strategy", text("paged")),
+        attr(160, 1, "temperature", text("0.7")),
+        attr(170, 9, "model", text("of nobody")),
+        end(HTTP_TID, 200, 1, 0, FINISH_STOP),
+        end(HTTP_TID, 210, 2, 0, FINISH_STOP),
+    ]);
+    let (one, two) = (&out.requests[0], &out.requests[1]);
+    assert_eq!((one.tenant_id.as_str(), one.prompt_tokens), ("late", Some(17)));
+    assert_eq!((one.kv_cache_strategy.as_str(), one.model.as_str()), ("paged", ""));
+    assert_eq!((two.tenant_id.as_str(), two.prompt_tokens), ("", None));
 }

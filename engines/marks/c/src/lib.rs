@@ -2,8 +2,7 @@
 //!
 //! A library of its own, so that Rust programs and libraries that use marks do not export these symbols.
 
-use std::borrow::Cow;
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{c_char, c_int};
 
 use marks::{AttrValue, FinishReason, MAX_STRING_BYTES, Slot};
 
@@ -19,20 +18,58 @@ pub struct RequestBegin {
     pub request_id: *const c_char,
     pub tenant_id: *const c_char,
     pub model: *const c_char,
+    pub model_version: *const c_char,
+    pub engine_hash: *const c_char,
+    pub adapters: *const c_char,
+    pub kv_cache_strategy: *const c_char,
 }
 
-/// The string at `s`, or as much of it as a mark can hold; empty when null.
-///
-/// # Safety
-/// `s` is null, or points to a string that ends with NUL and lives for `'a`.
-unsafe fn text<'a>(s: *const c_char) -> Cow<'a, str> {
-    if s.is_null() {
-        return Cow::Borrowed("");
+/// As much of a C string as a mark can hold. On the stack: marks may be made where memory cannot be allocated.
+struct Text {
+    bytes: [u8; MAX_STRING_BYTES],
+    len: usize,
+}
+
+impl Text {
+    /// The string at `s`, invalid bytes replaced; empty when null. Reads no further than a mark can hold.
+    ///
+    /// # Safety
+    /// `s` is null, or points to a string that ends with NUL.
+    unsafe fn new(s: *const c_char) -> Self {
+        // Three bytes more than fit: a character that is cut here begins where nothing fits any more.
+        let mut raw = [0; MAX_STRING_BYTES + 3];
+        let mut len = 0;
+        while !s.is_null() && len < raw.len() {
+            // SAFETY: not null, and no byte before this one was the string's end.
+            let byte = unsafe { s.add(len).read() } as u8;
+            if byte == 0 {
+                break;
+            }
+            raw[len] = byte;
+            len += 1;
+        }
+        let mut text = Self { bytes: [0; MAX_STRING_BYTES], len: 0 };
+        for chunk in raw[..len].utf8_chunks() {
+            let replacement = if chunk.invalid().is_empty() { "" } else { "\u{fffd}" };
+            if !text.push(chunk.valid()) || !text.push(replacement) {
+                break;
+            }
+        }
+        text
     }
-    // SAFETY: not null, and a string by the caller's promise.
-    let bytes = unsafe { CStr::from_ptr(s) }.to_bytes();
-    // Three bytes more than fit: a character that is cut here begins where nothing fits any more.
-    String::from_utf8_lossy(&bytes[..bytes.len().min(MAX_STRING_BYTES + 3)])
+
+    /// Appends whole characters; false when not all of them fitted.
+    fn push(&mut self, s: &str) -> bool {
+        let fits = s.floor_char_boundary(MAX_STRING_BYTES - self.len);
+        self.bytes[self.len..self.len + fits].copy_from_slice(&s.as_bytes()[..fits]);
+        self.len += fits;
+        fits == s.len()
+    }
+
+    fn as_str(&self) -> &str {
+        // Only whole characters were appended.
+        std::str::from_utf8(&self.bytes[..self.len]).unwrap_or_default()
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -47,11 +84,24 @@ pub unsafe extern "C" fn tracer_mark_request_begin(begin: *const RequestBegin) {
     if !marks::listening() {
         return;
     }
-    // SAFETY: null, or valid by the caller's promise.
+    if !begin.is_aligned() {
+        return;
+    }
+    // SAFETY: null, or aligned, and valid by the caller's promise.
     let Some(begin) = (unsafe { begin.as_ref() }) else { return };
+    let strings = [
+        begin.request_id,
+        begin.tenant_id,
+        begin.model,
+        begin.model_version,
+        begin.engine_hash,
+        begin.adapters,
+        begin.kv_cache_strategy,
+    ];
     // SAFETY: null, or strings by the caller's promise.
-    let (request_id, tenant_id, model) =
-        unsafe { (text(begin.request_id), text(begin.tenant_id), text(begin.model)) };
+    let strings = strings.map(|s| unsafe { Text::new(s) });
+    let [request_id, tenant_id, model, model_version, engine_hash, adapters, kv_cache_strategy] =
+        strings.each_ref().map(Text::as_str);
     marks::request_begin(&marks::RequestBegin {
         request: begin.request,
         received_ns: (begin.received_ns != 0).then_some(begin.received_ns),
@@ -59,9 +109,13 @@ pub unsafe extern "C" fn tracer_mark_request_begin(begin: *const RequestBegin) {
         span_id: begin.span_id,
         trace_flags: begin.trace_flags,
         prompt_tokens: begin.prompt_tokens,
-        request_id: &request_id,
-        tenant_id: &tenant_id,
-        model: &model,
+        request_id,
+        tenant_id,
+        model,
+        model_version,
+        engine_hash,
+        adapters,
+        kv_cache_strategy,
     });
 }
 
@@ -105,7 +159,7 @@ pub extern "C" fn tracer_mark_token(request: u64, choice: u32, index: u32) {
 pub unsafe extern "C" fn tracer_mark_phase_begin(request: u64, name: *const c_char) {
     if marks::listening() {
         // SAFETY: null, or a string by the caller's promise.
-        marks::phase(request, &unsafe { text(name) }, true);
+        marks::phase_begin(request, unsafe { Text::new(name) }.as_str());
     }
 }
 
@@ -115,7 +169,7 @@ pub unsafe extern "C" fn tracer_mark_phase_begin(request: u64, name: *const c_ch
 pub unsafe extern "C" fn tracer_mark_phase_end(request: u64, name: *const c_char) {
     if marks::listening() {
         // SAFETY: null, or a string by the caller's promise.
-        marks::phase(request, &unsafe { text(name) }, false);
+        marks::phase_end(request, unsafe { Text::new(name) }.as_str());
     }
 }
 
@@ -125,7 +179,7 @@ pub unsafe extern "C" fn tracer_mark_phase_end(request: u64, name: *const c_char
 pub unsafe extern "C" fn tracer_mark_attr_number(request: u64, choice: u32, key: *const c_char, value: f64) {
     if marks::listening() {
         // SAFETY: null, or a string by the caller's promise.
-        marks::attr(request, choice, &unsafe { text(key) }, AttrValue::Number(value));
+        marks::attr(request, choice, unsafe { Text::new(key) }.as_str(), AttrValue::Number(value));
     }
 }
 
@@ -140,7 +194,40 @@ pub unsafe extern "C" fn tracer_mark_attr_string(
 ) {
     if marks::listening() {
         // SAFETY: null, or strings by the caller's promise.
-        let (key, value) = unsafe { (text(key), text(value)) };
-        marks::attr(request, choice, &key, AttrValue::String(&value));
+        let (key, value) = unsafe { (Text::new(key), Text::new(value)) };
+        marks::attr(request, choice, key.as_str(), AttrValue::String(value.as_str()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::CString;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// As the standard library replaces invalid bytes, cut where no further character fits.
+        #[test]
+        fn any_bytes_become_whole_characters(bytes in prop::collection::vec(1u8.., 0..400)) {
+            let string = CString::new(bytes.clone()).unwrap();
+            // SAFETY: a string.
+            let text = unsafe { Text::new(string.as_ptr()) };
+            let whole = String::from_utf8_lossy(&bytes);
+            prop_assert!(whole.starts_with(text.as_str()));
+            let rest = whole[text.len..].chars().next();
+            prop_assert!(rest.is_none_or(|c| text.len + c.len_utf8() > MAX_STRING_BYTES));
+        }
+    }
+
+    #[test]
+    fn null_is_empty_and_long_strings_are_not_read_to_their_end() {
+        // SAFETY: null is allowed.
+        assert_eq!(unsafe { Text::new(std::ptr::null()) }.as_str(), "");
+        // No NUL: reading further would be seen by a sanitizer.
+        let long = [b'x' as c_char; MAX_STRING_BYTES + 3];
+        // SAFETY: no more is read than there is.
+        assert_eq!(unsafe { Text::new(long.as_ptr()) }.as_str().len(), MAX_STRING_BYTES);
     }
 }

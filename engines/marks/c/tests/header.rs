@@ -15,7 +15,8 @@ const PROGRAM: &str = r#"
 CHECK(sizeof(struct tracer_slot) == SLOT_BYTES, "slot");
 CHECK(offsetof(struct tracer_slot, phase) == SLOT_PHASE, "slot phase");
 CHECK(offsetof(struct tracer_request_begin, request_id) == 48, "request begin");
-CHECK(sizeof(struct tracer_request_begin) == 72, "request begin");
+CHECK(offsetof(struct tracer_request_begin, kv_cache_strategy) == 96, "request begin");
+CHECK(sizeof(struct tracer_request_begin) == 104, "request begin");
 
 int main(void) {
     struct tracer_request_begin begin = { 7 };

@@ -38,8 +38,12 @@ struct Completion {
     max_tokens: u32,
     #[serde(default)]
     stream: bool,
+    /// The tenant.
     #[serde(default)]
     user: String,
+    /// Not of the API that this server imitates: which version of the model shall answer.
+    #[serde(default)]
+    model_version: String,
 }
 
 const fn default_max_tokens() -> u32 {
@@ -77,7 +81,9 @@ pub(crate) struct Connection {
 struct Request {
     key: u64,
     id: String,
+    tenant_id: String,
     model: String,
+    model_version: String,
     created: u64,
     received_ns: u64,
     prompt_tokens: u32,
@@ -205,17 +211,31 @@ impl Connection {
                 request_id: &id,
                 tenant_id: &completion.user,
                 model: &completion.model,
+                model_version: &completion.model_version,
+                ..RequestBegin::default()
             });
             marks::attr(key, 0, "max_tokens", AttrValue::Number(completion.max_tokens.into()));
-            marks::phase(key, "first_token", true);
+            marks::phase_begin(key, "first_token");
         }
         let (send, tokens) = channel();
         let cancelled = Arc::new(AtomicBool::new(false));
         let (max_tokens, theirs) = (completion.max_tokens, Arc::clone(&cancelled));
         let job = Job { key, prompt_tokens, max_tokens, tokens: send, cancelled: theirs };
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        let (model, streams) = (completion.model, completion.stream);
-        Ok((Request { key, id, model, created, received_ns, prompt_tokens, streams, cancelled, tokens }, job))
+        let request = Request {
+            key,
+            id,
+            tenant_id: completion.user,
+            model: completion.model,
+            model_version: completion.model_version,
+            created,
+            received_ns,
+            prompt_tokens,
+            streams: completion.stream,
+            cancelled,
+            tokens,
+        };
+        Ok((request, job))
     }
 
     /// Answers a request; `false`: the connection ends.
@@ -237,6 +257,9 @@ impl Connection {
         server.truth.push(|| Record::Request {
             key: request.key,
             id: request.id.clone(),
+            tenant_id: request.tenant_id.clone(),
+            model: request.model.clone(),
+            model_version: request.model_version.clone(),
             received_ns: request.received_ns,
             end_ns: now_ns(),
             prompt_tokens: request.prompt_tokens,
@@ -287,7 +310,7 @@ impl Connection {
     fn next_token(&self, request: &Request) -> Result<Token, std::sync::mpsc::RecvError> {
         let token = request.tokens.recv()?;
         if token.index == 0 && !self.server.options.no_marks {
-            marks::phase(request.key, "first_token", false);
+            marks::phase_end(request.key, "first_token");
         }
         Ok(token)
     }

@@ -180,8 +180,14 @@ fn ask(
     let prompt_tokens = random.between(options.prompt_tokens.low, options.prompt_tokens.high);
     let max_tokens = random.between(options.output_tokens.low, options.output_tokens.high);
     let prompt = format!("{} ", options.prompt_word).repeat(prompt_tokens as usize);
-    let body =
-        json!({"model": "standin", "prompt": prompt, "max_tokens": max_tokens, "stream": true}).to_string();
+    let mut body = json!({"model": "standin", "prompt": prompt, "max_tokens": max_tokens, "stream": true});
+    if let Some(tenant) = number.checked_rem(options.tenants) {
+        body["user"] = format!("tenant-{tenant}").into();
+    }
+    if let Some(version) = number.checked_rem(options.model_versions) {
+        body["model_version"] = format!("v{}", version + 1).into();
+    }
+    let body = body.to_string();
     let request = format!(
         "POST /v1/completions HTTP/1.1\r\nhost: {}\r\nx-request-id: {}-{number:06}\r\n\
          traceparent: 00-{:016x}{:016x}-{:016x}-01\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",

@@ -185,6 +185,12 @@ pub(crate) struct Load {
     /// Share of the clients that stop reading now and then (0 to 1)
     #[arg(long, default_value_t = 0.0, value_name = "FRACTION")]
     pub(crate) slow_clients: f64,
+    /// Requests are of so many tenants in turn (`user` in their bodies); 0: of none
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub(crate) tenants: u64,
+    /// … and for so many versions of the model, likewise; 0: for none
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub(crate) model_versions: u64,
     /// Beginning of the requests' ids
     #[arg(long, default_value = "load", value_name = "PREFIX")]
     pub(crate) id_prefix: String,

@@ -27,6 +27,9 @@ pub(crate) enum Record {
     Request {
         key: u64,
         id: String,
+        tenant_id: String,
+        model: String,
+        model_version: String,
         received_ns: u64,
         end_ns: u64,
         prompt_tokens: u32,

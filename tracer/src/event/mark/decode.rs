@@ -83,6 +83,10 @@ fn request_begin(body: &[u8]) -> Result<RequestBegin, MarkError> {
         request_id: tail.string(raw.request_id_bytes)?,
         tenant_id: tail.string(raw.tenant_id_bytes)?,
         model: tail.string(raw.model_bytes)?,
+        model_version: tail.string(raw.model_version_bytes)?,
+        engine_hash: tail.string(raw.engine_hash_bytes)?,
+        adapters: tail.string(raw.adapters_bytes)?,
+        kv_cache_strategy: tail.string(raw.kv_cache_strategy_bytes)?,
     })
 }
 

@@ -33,9 +33,22 @@ fn encode(mark: &Mark) -> Vec<u8> {
                 request_id_bytes: m.request_id.len() as u16,
                 tenant_id_bytes: m.tenant_id.len() as u16,
                 model_bytes: m.model.len() as u16,
+                model_version_bytes: m.model_version.len() as u16,
+                engine_hash_bytes: m.engine_hash.len() as u16,
+                adapters_bytes: m.adapters.len() as u16,
+                kv_cache_strategy_bytes: m.kv_cache_strategy.len() as u16,
                 _pad: 0,
             };
-            payload(bytes_of(&raw), &[m.request_id.as_bytes(), m.tenant_id.as_bytes(), m.model.as_bytes()])
+            let strings = [
+                &m.request_id,
+                &m.tenant_id,
+                &m.model,
+                &m.model_version,
+                &m.engine_hash,
+                &m.adapters,
+                &m.kv_cache_strategy,
+            ];
+            payload(bytes_of(&raw), &strings.map(|string| string.as_bytes()))
         }
         Mark::RequestEnd(m) => payload(
             bytes_of(&abi::RequestEnd {
@@ -160,8 +173,10 @@ fn slot() -> impl Strategy<Value = Slot> {
 
 fn request_mark() -> impl Strategy<Value = Mark> {
     let begin =
-        (any::<[u64; 2]>(), any::<[u8; 16]>(), any::<[u8; 8]>(), any::<[u32; 2]>(), [name(), name(), name()])
-            .prop_map(|(n, trace, span, m, [request_id, tenant_id, model])| {
+        (any::<[u64; 2]>(), any::<[u8; 16]>(), any::<[u8; 8]>(), any::<[u32; 2]>(), [(); 7].map(|()| name()))
+            .prop_map(|(n, trace, span, m, strings)| {
+                let [request_id, tenant_id, model, model_version, engine_hash, adapters, kv_cache_strategy] =
+                    strings;
                 Mark::RequestBegin(RequestBegin {
                     request: n[0],
                     received_ns: Some(n[1]).filter(|&x| x != 0),
@@ -172,6 +187,10 @@ fn request_mark() -> impl Strategy<Value = Mark> {
                     request_id,
                     tenant_id,
                     model,
+                    model_version,
+                    engine_hash,
+                    adapters,
+                    kv_cache_strategy,
                 })
             });
     let end = (any::<u64>(), any::<[u32; 2]>()).prop_map(|(request, n)| {
@@ -304,7 +323,7 @@ proptest! {
         bytes[2..4].copy_from_slice(&kind.to_ne_bytes());
         bytes[4..8].copy_from_slice(&size.to_ne_bytes());
         if let Ok(Mark::RequestBegin(m)) = Mark::decode(&bytes) {
-            for text in [m.request_id, m.tenant_id, m.model] {
+            for text in [m.request_id, m.tenant_id, m.model, m.model_version, m.engine_hash, m.adapters] {
                 prop_assert!(text.len() <= MAX_STRING_BYTES);
                 prop_assert!(!text.chars().any(steers));
             }
