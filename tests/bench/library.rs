@@ -30,14 +30,19 @@ impl Library {
     /// # Safety
     /// The function of this name is a [`Function`].
     pub(crate) unsafe fn function(self, name: &str) -> Result<Function> {
+        // SAFETY: the caller promises that this is what it is.
+        Ok(unsafe { std::mem::transmute::<*mut c_void, Function>(self.address(name)?) })
+    }
+
+    /// Address of an exported symbol.
+    pub(crate) fn address(self, name: &str) -> Result<*mut c_void> {
         let symbol = CString::new(name)?;
         // SAFETY: the handle is open, `symbol` is a valid string.
         let address = unsafe { libc::dlsym(self.0, symbol.as_ptr()) };
         if address.is_null() {
             bail!("no function {name}: {}", last_error());
         }
-        // SAFETY: the caller promises that this is what it is.
-        Ok(unsafe { std::mem::transmute::<*mut c_void, Function>(address) })
+        Ok(address)
     }
 }
 

@@ -10,6 +10,7 @@ mod driver;
 mod empty;
 mod inject;
 mod library;
+mod marks;
 #[path = "../../engines/tests/real/memory.rs"]
 mod memory;
 mod part;
@@ -46,9 +47,12 @@ struct Options {
     /// Be the traced process, on this CPU.
     #[arg(long, hide = true, value_name = "CPU")]
     worker: Option<usize>,
-    /// As that process: a library to load.
-    #[arg(long, hide = true, value_name = "FILE", requires = "worker")]
+    /// As such a process: a library to load.
+    #[arg(long, hide = true, value_name = "FILE")]
     library: Option<PathBuf>,
+    /// Be a program that makes marks, on this CPU, in Rust and by this library.
+    #[arg(long, hide = true, value_name = "CPU", requires = "library")]
+    marks: Option<usize>,
     /// Be the process whose calls of `enqueueV3` are measured.
     #[arg(long, hide = true)]
     enqueue: bool,
@@ -95,6 +99,7 @@ struct Report<'a> {
     quick: bool,
     machine: &'a Machine,
     probes: &'a [probe::Cost],
+    marks: &'a [marks::Cost],
     driver: &'a Part<driver::Outcome>,
     resolver: &'a Part<Vec<resolver::Cost>>,
     attach: &'a attach::Outcome,
@@ -107,6 +112,9 @@ struct Report<'a> {
 fn run(options: &Options) -> Result<()> {
     if let Some(cpu) = options.worker {
         return worker::run(cpu, options.library.as_deref());
+    }
+    if let (Some(cpu), Some(library)) = (options.marks, options.library.as_deref()) {
+        return marks::caller(cpu, library);
     }
     if options.clock {
         return alignment::run(options.quick, options.json.as_deref());
@@ -125,6 +133,7 @@ fn run(options: &Options) -> Result<()> {
     let real_libs = options.real_libs.as_deref();
     let mut machine = Machine::look()?;
     let probes = probe::run(probe_rounds).context("cost of a probe")?;
+    let marks = marks::run(probe_rounds).context("cost of a mark")?;
     let driver = driver::run(real_libs, probe_rounds).context("cost of a probe in the driver")?;
     let resolver = resolver::run(real_libs, probe_rounds).context("cost of the resolver")?;
     let attach = attach::run(attaching).context("attaching")?;
@@ -140,6 +149,7 @@ fn run(options: &Options) -> Result<()> {
     progress("");
 
     println!("{}\n\n{}", machine.text(options.quick), probe::table(&probes));
+    println!("{}", marks::table(&marks));
     println!("{}\n{}\n{}", driver::text(&driver), resolver::text(&resolver), attach.table());
     println!("{}", inject::table(&injected));
     println!("{}", sockets::text(&sockets));
@@ -152,6 +162,7 @@ fn run(options: &Options) -> Result<()> {
             quick: options.quick,
             machine: &machine,
             probes: &probes,
+            marks: &marks,
             driver: &driver,
             resolver: &resolver,
             attach: &attach,

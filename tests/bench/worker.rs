@@ -202,6 +202,11 @@ impl Worker {
         if let Some(library) = library {
             command.arg("--library").arg(library);
         }
+        Self::spawn(&mut command)
+    }
+
+    /// Starts a program that answers in the same way, and waits until it is ready.
+    pub(crate) fn spawn(command: &mut Command) -> Result<Self> {
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

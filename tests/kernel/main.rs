@@ -10,6 +10,7 @@ mod graph;
 mod http;
 mod inject;
 mod marks;
+mod marks_python;
 mod nvml;
 mod placement;
 mod sched;
@@ -48,6 +49,7 @@ fn trials() -> Vec<Trial> {
         trial::TESTS,
         sched::TESTS,
         marks::TESTS,
+        marks_python::TESTS,
         truth::TESTS,
         http::TESTS,
         sockets::TESTS,

@@ -14,7 +14,9 @@ use engines::Profiles;
 use tracer::{
     event::{Event, HttpFinish},
     probe::{Options, Session, process},
+    timeline::{Config, NoClock, Timeline},
 };
+use tracer_abi::mark::FINISH_STOP;
 
 use crate::{Test, fixture::calls_only};
 
@@ -23,6 +25,7 @@ pub(crate) const TESTS: &[(&str, Test)] = &[
     ("servers::uvicorn_uvloop", || uvicorn(&["--loop", "uvloop", "--http", "httptools"])),
     ("servers::uvicorn_workers", || uvicorn(&["--loop", "asyncio", "--workers", "2"])),
     ("servers::node", node),
+    ("servers::fastapi_marks", fastapi_marks),
 ];
 
 /// Where `cargo xtask test --real-servers` has installed them.
@@ -120,6 +123,44 @@ fn ask(stream: &mut TcpStream, name: &str, tokens: usize) -> Result<u32> {
     }
     let text = String::from_utf8_lossy(&answer);
     Ok(u32::try_from(text.matches("\"text\":").count())?)
+}
+
+/// The package's middleware in a real server: every request and token by marks, of the right tenant.
+fn fastapi_marks() -> Result<()> {
+    let port = free_port()?;
+    let mut command = Command::new(folder().context("no TRACER_REAL_SERVERS")?.join("venv/bin/uvicorn"));
+    command.args(["marks_app:app", "--log-level", "warning", "--port", &port.to_string()]);
+    let server = start(command.current_dir(sources()), port)?;
+    let mut session = Session::start(calls_only(), Profiles::builtin())?;
+    for found in process::tree(server.0.id())? {
+        session.add(&found)?;
+    }
+    let client = std::thread::spawn(move || load(port));
+    let mut events = Vec::new();
+    while !client.is_finished() {
+        session.drain(&mut events);
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let expected = client.join().map_err(|_| anyhow::anyhow!("the client panicked"))??;
+    let stopped = session.stop(&mut events);
+    let mut timeline = Timeline::new(Config::default(), NoClock);
+    events.iter().for_each(|event| timeline.feed(event));
+    timeline.finish();
+    let rows = timeline.drain();
+    let seen: BTreeMap<String, u32> =
+        rows.requests.iter().map(|request| (request.request_id.clone(), request.tokens)).collect();
+    ensure!(seen == expected && rows.requests.len() == expected.len(), "seen {seen:?}, not {expected:?}");
+    for request in &rows.requests {
+        ensure!(request.declared_tokens == Some(request.tokens), "{request:?}");
+        ensure!(request.finish_reason == FINISH_STOP && request.trace_id.is_some(), "{request:?}");
+        let served = (request.tenant_id.as_str(), request.model.as_str(), request.prompt_tokens);
+        let client = request.request_id.split('-').next().unwrap_or_default();
+        ensure!(served == (client, "app", Some(request.tokens)), "{request:?}");
+    }
+    let losses: Vec<_> = stopped.ledger.iter().filter(|row| row.loss && row.count > 0).collect();
+    ensure!(losses.is_empty(), "{losses:?}");
+    println!("  {} requests, {} tokens", seen.len(), seen.values().sum::<u32>());
+    Ok(())
 }
 
 /// Every request under its id, with every token, whichever way the server reads and writes.

@@ -17,7 +17,7 @@ pub(crate) struct Options {
     /// Instead of the other tests: fetch NVIDIA's libraries and test the resolver and probes on them.
     #[arg(long, value_name = "WHICH", num_args = 0..=1, default_missing_value = "all", require_equals = true)]
     real_libs: Option<real_libs::Which>,
-    /// Instead of the other tests: fetch FastAPI, uvicorn and Node and trace them.
+    /// Instead of the other tests: fetch FastAPI, uvicorn and Node and trace them, and test the Python package in them.
     #[arg(long, conflicts_with = "real_libs")]
     real_servers: bool,
 }
@@ -34,6 +34,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         return real_servers::run(options.require);
     }
     setup::run()?;
+    // Marks of Python programs, and as bpftrace sees them.
+    for program in ["python3", "bpftrace"] {
+        if let Err(error) = setup::bring(program) {
+            eprintln!("test: {error:#}");
+        }
+    }
     // The kernel tier and the stand-in's tests start programs and load libraries that no test links.
     step("build", cargo().args(["build", "--workspace"]), None)?;
     step("tests", cargo().args(["test", "--workspace"]), options.filter.as_deref())?;

@@ -179,7 +179,10 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Value<'a, 'py> {
     }
 }
 
-pub(crate) fn wrong_type(object: Borrowed<'_, '_, PyAny>, expected: &str) -> PyErr {
-    let name = object.get_type().name().map_or_else(|_| "object".to_owned(), |name| name.to_string());
-    PyTypeError::new_err(format!("must be {expected}, not {name}"))
+fn wrong_type(object: Borrowed<'_, '_, PyAny>, expected: &str) -> PyErr {
+    PyTypeError::new_err(format!("must be {expected}, not {}", type_name(object)))
+}
+
+pub(crate) fn type_name(object: Borrowed<'_, '_, PyAny>) -> String {
+    object.get_type().name().map_or_else(|_| "an object".to_owned(), |name| name.to_string())
 }
