@@ -97,7 +97,7 @@ fn history() -> Vec<Event> {
         cut: Some(StackCut::FramePointers),
     };
     let end = mark::RequestEnd { request: 5, output_tokens: 3, finish_reason: FINISH_STOP };
-    let mut events = vec![Event::Point(point), said(100, Mark::RequestBegin(begin))];
+    let mut events = vec![Event::Point(point), said(100, Mark::RequestBegin(begin.into()))];
     events.extend([200, 400, 600].iter().zip(0..).flat_map(|(&begin_ns, index)| step(index, begin_ns)));
     events.extend([said(800, Mark::RequestEnd(end)), Event::Stack(stack), Event::Sched(sched)]);
     events

@@ -427,7 +427,7 @@ event_tables! {
     Mapping = "mappings", rank 2, |row| Event::Mapping(row);
     Point = "points", rank 3, |row| Event::Point(row);
     Stack = "stacks", rank 4, |row| Event::Stack(row);
-    Marked<mark::RequestBegin> = "mark_request_begin", rank 5, |row| mark_event(row, Mark::RequestBegin);
+    Marked<mark::RequestBegin> = "mark_request_begin", rank 5, |row| mark_event(row, |begin| Mark::RequestBegin(begin.into()));
     Marked<mark::ClockBurst> = "clock_bursts", rank 6, |row| mark_event(row, Mark::ClockBurst);
     Marked<mark::InjectState> = "mark_inject_state", rank 7, |row| mark_event(row, Mark::InjectState);
     Marked<mark::Attr> = "mark_attr", rank 8, |row| mark_event(row, Mark::Attr);

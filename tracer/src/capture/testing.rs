@@ -98,7 +98,7 @@ fn request_mark() -> impl Strategy<Value = Mark> {
                 strings;
             let (request, received_ns, trace_flags, prompt_tokens) = a;
             let (trace_id, span_id) = b;
-            Mark::RequestBegin(mark::RequestBegin {
+            Mark::RequestBegin(Box::new(mark::RequestBegin {
                 request,
                 received_ns,
                 trace_id,
@@ -112,7 +112,7 @@ fn request_mark() -> impl Strategy<Value = Mark> {
                 engine_hash,
                 adapters,
                 kv_cache_strategy,
-            })
+            }))
         }),
         any::<(u64, u32, u32)>().prop_map(|(request, output_tokens, finish_reason)| Mark::RequestEnd(
             mark::RequestEnd { request, output_tokens, finish_reason }

@@ -10,7 +10,8 @@ pub(crate) use decode::clean;
 /// What a program, or the injected library, said.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Mark {
-    RequestBegin(RequestBegin),
+    /// Boxed: there is one a request, and it is larger than all that comes often.
+    RequestBegin(Box<RequestBegin>),
     RequestEnd(RequestEnd),
     Batch(Batch),
     Token(Token),

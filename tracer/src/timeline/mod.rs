@@ -301,7 +301,7 @@ impl<C: Clock> Timeline<C> {
 
     fn mark(&mut self, origin: Origin, mark: Mark) {
         match mark {
-            Mark::RequestBegin(begin) => self.request_begin(origin, begin),
+            Mark::RequestBegin(begin) => self.request_begin(origin, *begin),
             Mark::RequestEnd(end) => self.request_end(origin, end),
             Mark::Token(token) => self.token(origin, token),
             Mark::Batch(batch) => self.batch(origin, batch),

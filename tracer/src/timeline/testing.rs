@@ -98,7 +98,11 @@ pub(crate) fn call(point: u32, tid: u32, begin_ns: u64, end_ns: u64, args: [u64;
 
 pub(crate) fn begin(tid: u32, time_ns: u64, request: u64) -> Event {
     let request_id = format!("req-{request}");
-    mark(tid, time_ns, Mark::RequestBegin(RequestBegin { request, request_id, ..RequestBegin::default() }))
+    mark(
+        tid,
+        time_ns,
+        Mark::RequestBegin(Box::new(RequestBegin { request, request_id, ..RequestBegin::default() })),
+    )
 }
 
 pub(crate) fn end(tid: u32, time_ns: u64, request: u64, output_tokens: u32, finish_reason: u32) -> Event {
@@ -270,7 +274,7 @@ impl Server<'_> {
             request_id: id.clone(),
             ..RequestBegin::default()
         };
-        self.history.events.push(mark(HTTP_TID + i as u32, marked_ns, Mark::RequestBegin(begin)));
+        self.history.events.push(mark(HTTP_TID + i as u32, marked_ns, Mark::RequestBegin(begin.into())));
         Running { id, number, generated: 0, planned, leaves, received_ns }
     }
 

@@ -217,7 +217,7 @@ mod tests {
     fn begin(request: u64, id: &str) -> Event {
         let begin =
             mark::RequestBegin { request, request_id: id.to_owned(), ..mark::RequestBegin::default() };
-        Event::Mark(MarkEvent { origin: origin(10), mark: Mark::RequestBegin(begin) })
+        Event::Mark(MarkEvent { origin: origin(10), mark: Mark::RequestBegin(begin.into()) })
     }
 
     fn batch(tid: u32, batch_id: u64, first_slot: u32, slots: &[(u64, u32, u8)]) -> Event {

@@ -94,7 +94,7 @@ fn record(folder: &Path) -> Result<()> {
     let mut events = definitions(start);
     for (request, id) in (0..).zip(["req-a", "<b>&\u{1b}[31m", ""]) {
         let begin = RequestBegin { request, request_id: id.into(), ..RequestBegin::default() };
-        events.push(mark(start + 1_000, Mark::RequestBegin(begin)));
+        events.push(mark(start + 1_000, Mark::RequestBegin(begin.into())));
     }
     for index in 0..TOKENS {
         events.extend(step(start + 1_000_000 + u64::from(index) * 5_000_000, index));

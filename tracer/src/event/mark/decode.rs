@@ -58,7 +58,7 @@ impl Mark {
         let body = payload.get(..size).ok_or(MarkError::Short { needed: size, have: payload.len() })?;
         let kind = MarkKind::try_from(header.kind).map_err(|unknown| MarkError::UnknownKind(unknown.0))?;
         Ok(match kind {
-            MarkKind::RequestBegin => Self::RequestBegin(request_begin(body)?),
+            MarkKind::RequestBegin => Self::RequestBegin(Box::new(request_begin(body)?)),
             MarkKind::RequestEnd => Self::RequestEnd(request_end(body)?),
             MarkKind::Batch => Self::Batch(batch(body)?),
             MarkKind::Token => Self::Token(token(body)?),

@@ -177,7 +177,7 @@ fn request_mark() -> impl Strategy<Value = Mark> {
             .prop_map(|(n, trace, span, m, strings)| {
                 let [request_id, tenant_id, model, model_version, engine_hash, adapters, kv_cache_strategy] =
                     strings;
-                Mark::RequestBegin(RequestBegin {
+                Mark::RequestBegin(Box::new(RequestBegin {
                     request: n[0],
                     received_ns: Some(n[1]).filter(|&x| x != 0),
                     trace_id: Some(trace).filter(|x| *x != [0; 16]),
@@ -191,7 +191,7 @@ fn request_mark() -> impl Strategy<Value = Mark> {
                     engine_hash,
                     adapters,
                     kv_cache_strategy,
-                })
+                }))
             });
     let end = (any::<u64>(), any::<[u32; 2]>()).prop_map(|(request, n)| {
         Mark::RequestEnd(RequestEnd { request, output_tokens: n[0], finish_reason: n[1] })
