@@ -22,7 +22,9 @@ macro_rules! note {
             "9102:\n",
             ".balign 4\n",
             ".popsection\n",
-            ".pushsection .stapsdt.base,\"aGR\",@progbits,.stapsdt.base,comdat\n",
+            // Executable, so that it lies in the segment of the site: perf takes the site's place in the file from the
+            // base's, which is right only where both are as far from their addresses (lld's segments are not).
+            ".pushsection .stapsdt.base,\"axGR\",@progbits,.stapsdt.base,comdat\n",
             ".weak _.stapsdt.base\n",
             ".hidden _.stapsdt.base\n",
             "_.stapsdt.base:\n",

@@ -12,7 +12,8 @@ fn note(path: &Path) -> String {
     let data = std::fs::read(path).unwrap();
     let file = object::File::parse(&*data).unwrap();
     let note = file.section_by_name(".note.stapsdt").expect("no .note.stapsdt").data().unwrap();
-    let base = file.section_by_name(".stapsdt.base").expect("no .stapsdt.base").address();
+    let base_section = file.section_by_name(".stapsdt.base").expect("no .stapsdt.base");
+    let base = base_section.address();
     let word = |at: usize| u64::from_le_bytes(note[at..at + 8].try_into().unwrap());
     let half = |at: usize| u32::from_le_bytes(note[at..at + 4].try_into().unwrap());
     let (name_bytes, descriptor_bytes, kind) = (half(0), half(4) as usize, half(8));
@@ -22,6 +23,9 @@ fn note(path: &Path) -> String {
     assert_eq!((note_base, semaphore), (base, 0));
     let text = file.sections().find(|s| (s.address()..s.address() + s.size()).contains(&site)).unwrap();
     let offset = (site - text.address()) as usize;
+    // As perf finds it in the file.
+    let in_file = site - base + base_section.file_range().unwrap().0;
+    assert_eq!(in_file, text.file_range().unwrap().0 + offset as u64);
     assert_eq!(text.data().unwrap()[offset..offset + 6], [0x0f, 0x1f, 0x44, 0, 0, 0xc3]);
     String::from_utf8(note[44..20 + descriptor_bytes].to_vec()).unwrap()
 }
