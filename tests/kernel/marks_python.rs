@@ -41,10 +41,11 @@ fn bpftrace() -> Result<()> {
     let bpftrace = Bpftrace::start(running.pid(), &package.extension())?;
     running.tell()?;
     let line = running.wait_line()?;
-    let said = bpftrace.stop()?;
+    running.end()?;
+    let said = bpftrace.said()?;
     ensure!(line == "done True", "the program says {line:?}; bpftrace: {said:?}");
     for expected in ["@kinds[4]: 200", "@requests[11]: 202", "@ids[py-11]: 1"] {
         ensure!(said.iter().any(|line| line == expected), "no {expected:?} in {said:?}");
     }
-    running.end()
+    Ok(())
 }

@@ -24,7 +24,7 @@ fn note(path: &Path) -> String {
     let text = file.sections().find(|s| (s.address()..s.address() + s.size()).contains(&site)).unwrap();
     let offset = (site - text.address()) as usize;
     // As perf finds it in the file.
-    let in_file = site - base + base_section.file_range().unwrap().0;
+    let in_file = site.wrapping_sub(base).wrapping_add(base_section.file_range().unwrap().0);
     assert_eq!(in_file, text.file_range().unwrap().0 + offset as u64);
     assert_eq!(text.data().unwrap()[offset..offset + 6], [0x0f, 0x1f, 0x44, 0, 0, 0xc3]);
     String::from_utf8(note[44..20 + descriptor_bytes].to_vec()).unwrap()
