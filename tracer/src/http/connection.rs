@@ -235,6 +235,7 @@ impl Connection {
             return false;
         };
         let held_bytes = sent_until.wrapping_sub(wire_until);
+        let mut exchange = None;
         let mut piece = piece_of(io, bytes);
         while !piece.is_empty() {
             if self.exchanges.is_empty() {
@@ -243,6 +244,7 @@ impl Connection {
                 self.outgoing = Side::Lost;
                 return false;
             }
+            exchange = self.exchanges.front().map(|exchange| exchange.id);
             if matches!(self.outgoing, Side::Lost) {
                 if !piece.bytes.starts_with(b"HTTP/1.") {
                     return false;
@@ -262,7 +264,7 @@ impl Connection {
                 return false;
             }
         }
-        self.hold(io.origin, sent_until, wire_until)
+        self.hold(io.origin, exchange, sent_until, wire_until)
     }
 
     /// Takes a part of what was sent: a head, or as much of a body as there is.
@@ -346,14 +348,14 @@ impl Connection {
         }
     }
 
-    /// Remembers bytes that are not on the wire yet; whether there are any.
-    fn hold(&mut self, origin: Origin, sent_until: u32, wire_until: u32) -> bool {
+    /// Remembers bytes (of this exchange, the last one in them) that are not on the wire yet; whether there are any.
+    fn hold(&mut self, origin: Origin, exchange: Option<u64>, sent_until: u32, wire_until: u32) -> bool {
         let is_held = sent_until != wire_until;
         if is_held
             && self.held.len() < MAX_HELD
-            && let Some(exchange) = self.exchanges.front()
+            && let Some(exchange) = exchange
         {
-            self.held.push_back(Held { until: sent_until, exchange: exchange.id, sent_ns: origin.time_ns });
+            self.held.push_back(Held { until: sent_until, exchange, sent_ns: origin.time_ns });
         }
         is_held
     }

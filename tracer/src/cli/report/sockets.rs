@@ -22,6 +22,8 @@ pub(crate) struct Sockets {
     pub(crate) slow_clients: u64,
     /// Bytes arrived → first byte read by the program.
     pub(crate) lag: Spread,
+    /// Of tokens that marks tell of and a write was seen of: between the two, either way.
+    pub(crate) marks: Spread,
     /// Writes whose bytes were not sent at once: handed over → on the wire.
     pub(crate) held: Spread,
     /// Of these: held so long that the peer's delayed ACK is the likely cause.
@@ -57,15 +59,17 @@ impl Sockets {
             return None;
         }
         let lag = tables.requests.iter().filter_map(|request| {
-            // Without an arrival the two are the same.
-            request.read_ns?.checked_sub(request.received_ns).filter(|ns| *ns > 0)
+            request.read_ns?.checked_sub(request.arrived_ns?)
         });
+        let marked = tables.tokens.iter().filter(|token| token.source == Source::Mark);
+        let marks = marked.filter_map(|token| Some(token.written_ns?.abs_diff(token.delivered_ns)));
         let held = || tables.http_wires.iter().map(|wire| wire.origin.time_ns.saturating_sub(wire.sent_ns));
         Some(Self {
             exchanges: ends.len() as u64,
             cut: ends.iter().filter(|end| end.finish == HttpFinish::Cut).count() as u64,
             slow_clients: ends.iter().filter(|end| end.refused_writes > 0).count() as u64,
             lag: Spread::new(lag),
+            marks: Spread::new(marks),
             held: Spread::new(held()),
             held_long: held().filter(|ns| *ns >= HELD_LONG_NS).count() as u64,
         })
