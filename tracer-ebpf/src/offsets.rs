@@ -23,7 +23,14 @@ pub struct Offsets {
     /// `tcp_sock.write_seq` and `tcp_sock.snd_nxt`; 0: this kernel's sockets are not followed.
     pub tcp_write_seq: u32,
     pub tcp_snd_nxt: u32,
-    /// `sock_common.skc_num` (local port) and `sock_common.skc_dport`.
+    /// `sock_common.skc_num`: the local port.
     pub sock_num: u32,
-    pub sock_dport: u32,
+    /// `socket.sk`.
+    pub socket_sk: u32,
+    /// From a task to the file of a descriptor: `task_struct.files`, `files_struct.fdt`, `fdtable.fd`,
+    /// `file.private_data`.
+    pub task_files: u32,
+    pub files_fdt: u32,
+    pub fdt_fd: u32,
+    pub file_private_data: u32,
 }

@@ -40,9 +40,7 @@ pub struct Socket {
     pub action: u32,
     /// Number of the system call (x86-64).
     pub syscall: u32,
-    pub local_port: u16,
-    /// In network byte order.
-    pub remote_port: u16,
+    pub local_port: u32,
     /// Bytes that follow.
     pub captured: u32,
 }

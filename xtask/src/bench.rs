@@ -15,6 +15,9 @@ pub(crate) struct Options {
     /// Instead: how right the clocks are on a simulated device; needs no root.
     #[arg(long)]
     clock: bool,
+    /// Instead: only what following sockets costs.
+    #[arg(long, conflicts_with = "clock")]
+    sockets: bool,
     /// Write everything that was measured, as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -35,6 +38,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     } else {
         setup::run()?;
         run_command(build.env("TRACER_EBPF", "require"))?;
+    }
+    if options.sockets {
+        bench.arg("--sockets");
+    } else if !options.clock {
         for (what, brought) in
             [("NVIDIA's driver", real_libs::fetch_driver()), ("bpftrace", setup::bring("bpftrace"))]
         {

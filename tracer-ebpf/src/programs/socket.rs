@@ -1,8 +1,10 @@
 //! `socket`: hooks below the system calls, where every way of reading and writing a socket comes by, and nothing else.
 //! Kernels before 6.3 have none there: on these, [`syscall`] looks at the system calls themselves.
 //!
-//! A connection becomes interesting when a target receives the beginning of an HTTP request on it; of others nothing is
-//! copied. Bytes are captured after they were moved: how many is known then, and the pages are there.
+//! A connection (TCP, or between processes of this machine) becomes interesting when a target receives the beginning of an
+//! HTTP request on it; of others nothing is copied. Bytes are captured after they were moved: how many is known then, and
+//! the pages are there. Where they are is known from the system call that the thread is in. With an io_uring the kernel
+//! also moves bytes on its own, at the end of any system call: these are counted, not seen.
 
 use aya_ebpf::{
     helpers::{bpf_get_current_task_btf, generated},
@@ -11,13 +13,13 @@ use aya_ebpf::{
     programs::BtfTracePointContext,
 };
 use tracer_abi::{
-    Counter, Kind, Socket, Target,
+    Counter, Kind, Socket, TARGET_RING, Target,
     socket::{RECV, RECV_BYTES, SEND, SEND_BYTES, STATE, STATE_CLOSE, STATE_CLOSE_WAIT, WIRE},
 };
 
 use super::common::{
-    OFFSETS, Ring, ScratchBytes, count, current_target, header, now_ns, opaque, output, read_kernel,
-    read_user, with_scratch,
+    Ring, ScratchBytes, TARGETS, count, current_target, header, member, now_ns, offset, opaque, output,
+    read_kernel, read_user, with_scratch,
 };
 
 /// Connections on which requests come, by cookie: [`HTTP`] or [`FOREIGN`].
@@ -59,16 +61,22 @@ fn socket_send(ctx: BtfTracePointContext) -> i32 {
     if !is_followed(cookie) {
         return 0;
     }
-    let (syscall, place) = place();
+    let (syscall, place) = place(&target, sk);
+    if matches!(place, Place::Unknown) {
+        count(unseen(&target, syscall));
+    }
     let mut record = Socket {
         header: header(Kind::Socket, 0, size_of::<Socket>(), now, &target, tgid, tid),
         cookie,
         result: i64::from(result),
         action: SEND,
         syscall,
-        ..name(sk)
+        local_port: local_port(sk),
+        ..Socket::default()
     };
-    sequence(&mut record, tcp);
+    if tcp != 0 {
+        sequence(&mut record, tcp);
+    }
     if record.sent_until != record.wire_until {
         let _full = HELD.insert(cookie, record.sent_until, 0);
     }
@@ -85,7 +93,10 @@ fn socket_recv(ctx: BtfTracePointContext) -> i32 {
         return 0;
     }
     let Some((_, cookie)) = connection(sk) else { return 0 };
-    let (syscall, place) = place();
+    let (syscall, place) = place(&target, sk);
+    if matches!(place, Place::Unknown) && result > 0 {
+        count(unseen(&target, syscall));
+    }
     // SAFETY: the value is copied at once.
     match unsafe { CONNECTIONS.get(cookie) }.copied() {
         Some(HTTP) => {}
@@ -104,7 +115,8 @@ fn socket_recv(ctx: BtfTracePointContext) -> i32 {
         result: i64::from(result),
         action: RECV,
         syscall,
-        ..name(sk)
+        local_port: local_port(sk),
+        ..Socket::default()
     };
     emit(&record, place, RECV_BYTES as u64);
     0
@@ -132,7 +144,7 @@ fn socket_state(ctx: BtfTracePointContext) -> i32 {
 #[btf_tracepoint(function = "sk_data_ready")]
 fn socket_ready(ctx: BtfTracePointContext) -> i32 {
     let sk: u64 = ctx.arg(0);
-    let port: u16 = read_kernel(sk + u64::from(OFFSETS.load().sock_num));
+    let port = local_port(sk) as u16;
     // SAFETY: only whether there is an entry is looked at.
     if unsafe { PORTS.get(port) }.is_some() {
         // The first unread arrival wins.
@@ -150,8 +162,9 @@ fn socket_wire(ctx: BtfTracePointContext) -> i32 {
     if unsafe { HELD.get(cookie) }.is_none() {
         return 0;
     }
+    let Some((tcp @ 1.., _)) = connection(sk) else { return 0 };
     let mut record = unnamed(sk, cookie, WIRE);
-    sequence(&mut record, sk);
+    sequence(&mut record, tcp);
     if record.sent_until == record.wire_until {
         let _gone = HELD.remove(cookie);
     }
@@ -159,12 +172,27 @@ fn socket_wire(ctx: BtfTracePointContext) -> i32 {
     0
 }
 
-/// A TCP socket and its cookie.
+#[btf_tracepoint(function = "io_uring_create")]
+fn socket_ring(_ctx: BtfTracePointContext) -> i32 {
+    let Some((_, tgid, _)) = current_target() else { return 0 };
+    count(Counter::RingsMade);
+    if let Some(target) = TARGETS.get_ptr_mut(tgid) {
+        // SAFETY: a valid map value; the flag is only ever set.
+        unsafe { (*target).flags |= TARGET_RING };
+    }
+    0
+}
+
+/// A stream's socket (of TCP, 0 of others) and its cookie.
 #[inline(always)]
 fn connection(sk: u64) -> Option<(u64, u64)> {
     // SAFETY: `sk` is the tracepoint's socket.
     let tcp = unsafe { generated::bpf_skc_to_tcp_sock(sk as *mut _) } as u64;
-    if tcp == 0 { None } else { Some((tcp, cookie(sk))) }
+    // SAFETY: as above.
+    if tcp == 0 && unsafe { generated::bpf_skc_to_unix_sock(sk as *mut _) }.is_null() {
+        return None;
+    }
+    Some((tcp, cookie(sk)))
 }
 
 #[inline(always)]
@@ -174,13 +202,9 @@ fn cookie(sk: u64) -> u64 {
 }
 
 #[inline(always)]
-fn name(sk: u64) -> Socket {
-    let offsets = OFFSETS.load();
-    Socket {
-        local_port: read_kernel(sk + u64::from(offsets.sock_num)),
-        remote_port: read_kernel(sk + u64::from(offsets.sock_dport)),
-        ..Socket::default()
-    }
+fn local_port(sk: u64) -> u32 {
+    // SAFETY: `sk` is the tracepoint's socket.
+    u32::from(unsafe { member::<u16>(sk, offset!(sock_num)) })
 }
 
 /// A record of what no process does.
@@ -191,26 +215,55 @@ fn unnamed(sk: u64, cookie: u64, action: u32) -> Socket {
         header: header(Kind::Socket, 0, size_of::<Socket>(), now_ns(), &nobody, 0, 0),
         cookie,
         action,
-        ..name(sk)
+        local_port: local_port(sk),
+        ..Socket::default()
     }
 }
 
 #[inline(always)]
 fn sequence(record: &mut Socket, tcp: u64) {
-    let offsets = OFFSETS.load();
-    record.sent_until = read_kernel(tcp + u64::from(offsets.tcp_write_seq));
-    record.wire_until = read_kernel(tcp + u64::from(offsets.tcp_snd_nxt));
+    // SAFETY: `tcp` is a TCP socket, as the helper that gave it says.
+    unsafe {
+        record.sent_until = member(tcp, offset!(tcp_write_seq));
+        record.wire_until = member(tcp, offset!(tcp_snd_nxt));
+    }
 }
 
 /// The system call that the current thread is in, and where its bytes are. Words of the saved registers, x86-64: 15 the
-/// number, 13 and 12 the second and third argument.
+/// number, 14, 13 and 12 the first to the third argument.
 #[inline(always)]
-fn place() -> (u32, Place) {
+fn place(target: &Target, sk: u64) -> (u32, Place) {
     // SAFETY: helpers without preconditions; the registers of the current task are there.
     let regs = unsafe { generated::bpf_task_pt_regs(bpf_get_current_task_btf().cast()) } as *const u64;
     // SAFETY: as above; the verifier knows the type.
-    let (number, second, third) = unsafe { (*regs.add(15), *regs.add(13), *regs.add(12)) };
+    let (number, first, second, third) =
+        unsafe { (*regs.add(15), *regs.add(14), *regs.add(13), *regs.add(12)) };
+    if target.flags & TARGET_RING != 0 && socket_of(first) != sk {
+        return (number as u32, Place::Unknown);
+    }
     (number as u32, place_of(number, second, third))
+}
+
+/// The socket (`struct sock`) of a descriptor of the current task.
+#[inline(always)]
+fn socket_of(descriptor: u64) -> u64 {
+    let follow = |from: u64, offset: u32| read_kernel::<u64>(from + u64::from(offset));
+    // SAFETY: a helper without preconditions.
+    let task = unsafe { bpf_get_current_task_btf() } as u64;
+    let table = follow(follow(task, offset!(task_files)), offset!(files_fdt));
+    let file = read_kernel::<u64>(follow(table, offset!(fdt_fd)) + (descriptor & 0xffff_ffff) * 8);
+    follow(follow(file, offset!(file_private_data)), offset!(socket_sk))
+}
+
+/// What counts bytes that moved out of sight.
+#[inline(always)]
+fn unseen(target: &Target, syscall: u32) -> Counter {
+    // sendfile, splice, recvmmsg, sendmmsg
+    match syscall {
+        40 | 275 | 299 | 307 => Counter::SocketUnseen,
+        _ if target.flags & TARGET_RING != 0 => Counter::SocketRing,
+        _ => Counter::SocketUnseen,
+    }
 }
 
 /// Where the bytes of this system call are.

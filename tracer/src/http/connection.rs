@@ -18,6 +18,8 @@ const MAX_PIPELINED: usize = 1024;
 /// Most sends of a connection that wait for the wire.
 const MAX_HELD: usize = 4096;
 const EAGAIN: i64 = -11;
+const EPIPE: i64 = -32;
+const ECONNRESET: i64 = -104;
 
 /// One direction.
 #[derive(Debug)]
@@ -229,8 +231,13 @@ impl Connection {
         }
         self.process = io.origin.process;
         let Ok(bytes) = u64::try_from(result) else {
-            if let (EAGAIN, Some(exchange)) = (result, self.exchanges.front_mut()) {
-                exchange.refused_writes = exchange.refused_writes.saturating_add(1);
+            match (result, self.exchanges.front_mut()) {
+                (EAGAIN, Some(exchange)) => {
+                    exchange.refused_writes = exchange.refused_writes.saturating_add(1);
+                }
+                // The peer was gone before its request was read: no change of state comes any more.
+                (EPIPE | ECONNRESET, _) => self.closed(io.origin, context),
+                _ => {}
             }
             return false;
         };
@@ -298,9 +305,10 @@ impl Connection {
             }
             Side::Body(Outgoing { framing, stream }) => {
                 let mut batches: Vec<Batch> = Vec::new();
-                let mut events = 0u32;
+                let (mut events, mut is_done) = (0u32, false);
                 let mut seen = |seen: Seen| {
                     events += 1;
+                    is_done |= seen == Seen::End;
                     if let Seen::Token(choice) = seen {
                         match batches.iter_mut().find(|batch| batch.choice == choice) {
                             Some(batch) => batch.tokens += 1,
@@ -310,8 +318,10 @@ impl Connection {
                 };
                 let is_over = framing.feed(piece, |part| stream.feed(part, &mut seen))?;
                 exchange.report(origin, &batches, events, bytes, held_bytes, context);
-                if is_over {
-                    self.outgoing = Side::Head(Vec::new());
+                // Where only its end ends a body, it may not be seen: of a socket that is not TCP's no state tells.
+                let is_last = is_done && *framing == Framing::UntilClose;
+                if is_over || is_last {
+                    self.outgoing = if is_last { Side::Lost } else { Side::Head(Vec::new()) };
                     self.end_first(origin, HttpFinish::Done, context);
                 }
                 Ok(())
