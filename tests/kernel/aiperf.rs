@@ -42,6 +42,8 @@ pub(crate) fn folder() -> Option<PathBuf> {
 }
 
 const REQUESTS: usize = 60;
+/// So that its connections are there: how long it takes to make them is its own business.
+const WARM_UP: usize = 8;
 const TOKENS: u32 = 32;
 /// How much mean gaps may differ at the median, in ns: AIPerf shares two CPUs with the server and the recorder, and takes
 /// its time stamps in an event loop. On an idle machine it is below 100 µs.
@@ -91,6 +93,7 @@ struct Measured {
 #[derive(Debug, Deserialize)]
 struct Metadata {
     x_request_id: String,
+    benchmark_phase: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -113,7 +116,8 @@ fn profile(port: u16, output: &Path) -> Result<Vec<Measured>> {
         .args(["profile", "--model", "demo", "--endpoint-type", "completions", "--streaming"])
         .args(["--url", &format!("127.0.0.1:{port}"), "--tokenizer"])
         .arg(folder.join("tokenizer"))
-        .args(["--concurrency", "4", "--request-count", &text(REQUESTS), "--warmup-request-count", "8"])
+        .args(["--concurrency", "4", "--request-count", &text(REQUESTS), "--warmup-request-count"])
+        .arg(text(WARM_UP))
         .args(["--isl", "20", "--osl", &text(TOKENS as usize), "--workers-max", "1"])
         .args(["--ui", "none", "--no-server-metrics", "--no-gpu-telemetry", "--output-artifact-dir"])
         .arg(output)
@@ -134,7 +138,7 @@ fn left_ns(token: &Token) -> Result<u64> {
 
 /// Every request under its id, with every token; and how the times differ, in µs.
 fn compare(measured: &[Measured], tables: &Tables, source: Source) -> Result<()> {
-    ensure!(measured.len() == REQUESTS, "AIPerf tells of {} requests, not {REQUESTS}", measured.len());
+    ensure!(measured.len() == WARM_UP + REQUESTS, "AIPerf tells of {} requests", measured.len());
     let mut requests: HashMap<&str, Vec<&Request>> = HashMap::new();
     for request in tables.requests.iter().filter(|request| request.tokens > 0) {
         requests.entry(&request.request_id).or_default().push(request);
@@ -142,7 +146,7 @@ fn compare(measured: &[Measured], tables: &Tables, source: Source) -> Result<()>
     let mut tokens: HashMap<u64, Vec<&Token>> = HashMap::new();
     tables.tokens.iter().for_each(|token| tokens.entry(token.request).or_default().push(token));
     let (mut gaps, mut ttfts, mut rests, mut lags) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    for Measured { metadata: Metadata { x_request_id: id }, metrics } in measured {
+    for Measured { metadata: Metadata { x_request_id: id, benchmark_phase }, metrics } in measured {
         let [request] = requests.get(id.as_str()).map_or(&[][..], Vec::as_slice) else {
             anyhow::bail!("{id} is not there once: {:?}", requests.get(id.as_str()));
         };
@@ -155,6 +159,9 @@ fn compare(measured: &[Measured], tables: &Tables, source: Source) -> Result<()>
         ensure!(seen == (TOKENS, counted, TOKENS), "{id}: {seen:?} tokens, AIPerf counted {counted}");
         let arrived_ns = request.arrived_ns.with_context(|| format!("when {id} arrived was not seen"))?;
         let read_ns = request.read_ns.with_context(|| format!("when {id} was read was not seen"))?;
+        if benchmark_phase == "warmup" {
+            continue;
+        }
         let (first_ns, last_ns) = (left_ns(first)?, left_ns(last)?);
         let gap_ns = (last_ns - first_ns) as f64 / f64::from(TOKENS - 1);
         gaps.push((metrics.inter_token_latency.value * 1e6 - gap_ns).abs());
