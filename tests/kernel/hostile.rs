@@ -136,7 +136,8 @@ fn names() -> Result<()> {
         move |mut stream| {
             let mut buffer = vec![0; answer().len()];
             for (number, name) in hostile.iter().enumerate() {
-                let [before, after] = ["POST / HTTP/1.1\r\nX-Request-ID: ", "\r\nContent-Length: 2\r\n\r\n{}"];
+                let [before, after] =
+                    ["POST / HTTP/1.1\r\nX-Request-ID: ", "\r\nContent-Length: 2\r\n\r\n{}"];
                 let good = request(&format!("good-{number}"));
                 for text in [[before.as_bytes(), name, after.as_bytes()].concat(), good.into_bytes()] {
                     stream.write_all(&text)?;

@@ -30,7 +30,8 @@ pub(crate) const TESTS: &[(&str, Test)] = &[
     ("http::what_is_no_http", what_is_no_http),
 ];
 
-pub(crate) const HEAD: &str = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n";
+pub(crate) const HEAD: &str =
+    "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n";
 
 pub(crate) fn request(id: &str) -> String {
     format!("POST /v1/completions HTTP/1.1\r\nX-Request-ID: {id}\r\nContent-Length: 2\r\n\r\n{{}}")

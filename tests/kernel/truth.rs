@@ -413,7 +413,8 @@ fn check_batches(run: &Run) -> Result<()> {
 /// Every marked token is in a write of its request's response, right after its mark.
 fn check_writes(run: &Run) -> Result<()> {
     for request in &run.tables.requests {
-        let (arrived, read) = request.arrived_ns.zip(request.read_ns).context("a request without its exchange")?;
+        let (arrived, read) =
+            request.arrived_ns.zip(request.read_ns).with_context(|| format!("no exchange of {request:?}"))?;
         ensure!(arrived <= read && read <= request.received_ns, "{request:?}");
     }
     let mut apart = Vec::new();

@@ -46,8 +46,10 @@ pub(super) fn both(hop: Hop) -> Result<()> {
     let (front, back) = (tier(&events, &of(&front)?)?, tier(&events, &of(&back)?)?);
     let mut hops = Vec::new();
     for (name, tokens) in &expected {
-        let (outer, outer_end) = front.get(name.as_str()).with_context(|| format!("nginx did not see {name}"))?;
-        let (inner, inner_end) = back.get(name.as_str()).with_context(|| format!("uvicorn did not see {name}"))?;
+        let (outer, outer_end) =
+            front.get(name.as_str()).with_context(|| format!("nginx did not see {name}"))?;
+        let (inner, inner_end) =
+            back.get(name.as_str()).with_context(|| format!("uvicorn did not see {name}"))?;
         ensure!(outer_end.tokens == *tokens && inner_end.tokens == *tokens, "{outer_end:?} {inner_end:?}");
         ensure!(outer.read_ns < inner.read_ns, "{name} was behind before it was in front");
         hops.push(inner.read_ns - outer.read_ns);

@@ -7,14 +7,16 @@
 //! also moves bytes on its own, at the end of any system call: these are counted, not seen.
 
 use aya_ebpf::{
+    bindings::BPF_SK_STORAGE_GET_F_CREATE,
+    btf_maps::SkStorage,
     helpers::{bpf_get_current_task_btf, generated},
-    macros::{btf_tracepoint, map},
-    maps::{HashMap, LruHashMap},
+    macros::{btf_map, btf_tracepoint, map},
+    maps::HashMap,
     programs::BtfTracePointContext,
 };
 use tracer_abi::{
     Counter, Kind, Socket, TARGET_RING, Target,
-    socket::{RECV, RECV_BYTES, SEND, SEND_BYTES, STATE, STATE_CLOSE, STATE_CLOSE_WAIT, WIRE},
+    socket::{RECV, RECV_BYTES, SEND, SEND_BYTES, STATE, STATE_CLOSE, STATE_CLOSE_WAIT, STATE_LISTEN, WIRE},
 };
 
 use super::common::{
@@ -22,25 +24,24 @@ use super::common::{
     read_kernel, read_user, with_scratch,
 };
 
-/// Connections on which requests come, by cookie: [`HTTP`] or [`FOREIGN`].
-#[map]
-static CONNECTIONS: LruHashMap<u64, u32> = LruHashMap::with_max_entries(32_768, 0);
-/// When the first unread bytes reached a socket.
-#[map]
-static ARRIVALS: LruHashMap<u64, u64> = LruHashMap::with_max_entries(32_768, 0);
-/// Connections with bytes that were handed over and not put on the wire.
-#[map]
-static HELD: LruHashMap<u64, u32> = LruHashMap::with_max_entries(4096, 0);
+/// What is known of each socket; it is gone with it. In order: [`HTTP`], [`FOREIGN`] or 0; when its first unread bytes reached
+/// it (CLOCK_MONOTONIC ns) or 0; 1 while bytes were handed over that are not on the wire.
+#[btf_map]
+static SOCKETS: SkStorage<Known> = SkStorage::new();
+type Known = [u64; 3];
+const WHAT: usize = 0;
+const ARRIVED_NS: usize = 1;
+const HELD: usize = 2;
 /// Local ports on which arrivals are noted.
 #[map]
 static PORTS: HashMap<u16, u32> = HashMap::with_max_entries(1024, 0);
 
-const HTTP: u32 = 1;
+/// Requests come on it.
+pub(super) const HTTP: u64 = 1;
 /// TLS or HTTP/2: counted once.
-const FOREIGN: u32 = 2;
+const FOREIGN: u64 = 2;
 
 const MSG_PEEK: i32 = 2;
-const BPF_NOEXIST: u64 = 1;
 /// Parts of one vectored call that are captured.
 const PARTS: u64 = 8;
 
@@ -57,28 +58,23 @@ fn socket_send(ctx: BtfTracePointContext) -> i32 {
     let now = now_ns();
     let Some((target, tgid, tid)) = current_target() else { return 0 };
     let (sk, result): (u64, i32) = (ctx.arg(0), ctx.arg(1));
-    let Some((tcp, cookie)) = connection(sk) else { return 0 };
-    if !is_followed(cookie) {
-        return 0;
-    }
+    let Some(known) = followed(sk) else { return 0 };
     let (syscall, place) = place(&target, sk);
     if matches!(place, Place::Unknown) {
         count(unseen(&target, syscall));
     }
     let mut record = Socket {
         header: header(Kind::Socket, 0, size_of::<Socket>(), now, &target, tgid, tid),
-        cookie,
+        cookie: cookie(sk),
         result: i64::from(result),
         action: SEND,
         syscall,
         local_port: local_port(sk),
         ..Socket::default()
     };
-    if tcp != 0 {
-        sequence(&mut record, tcp);
-    }
+    sequence(&mut record, sk);
     if record.sent_until != record.wire_until {
-        let _full = HELD.insert(cookie, record.sent_until, 0);
+        known[HELD] = 1;
     }
     emit(&record, place, SEND_BYTES as u64);
     0
@@ -89,28 +85,30 @@ fn socket_recv(ctx: BtfTracePointContext) -> i32 {
     let now = now_ns();
     let Some((target, tgid, tid)) = current_target() else { return 0 };
     let (sk, result, flags): (u64, i32, i32) = (ctx.arg(0), ctx.arg(1), ctx.arg(2));
-    if result < 0 || flags & MSG_PEEK != 0 {
+    if result < 0 || flags & MSG_PEEK != 0 || !is_stream(sk) {
         return 0;
     }
-    let Some((_, cookie)) = connection(sk) else { return 0 };
     let (syscall, place) = place(&target, sk);
     if matches!(place, Place::Unknown) && result > 0 {
         count(unseen(&target, syscall));
     }
-    // SAFETY: the value is copied at once.
-    match unsafe { CONNECTIONS.get(cookie) }.copied() {
-        Some(HTTP) => {}
-        None if result > 0 && begins_request(cookie, place, result as u64) => {}
-        _ => return 0,
+    let mut found = known(sk, 0);
+    if found.as_ref().is_none_or(|known| known[WHAT] == 0) {
+        let begins = if result > 0 { begins_request(place, result as u64) } else { 0 };
+        if begins == 0 {
+            return 0;
+        }
+        found = known(sk, BPF_SK_STORAGE_GET_F_CREATE);
+        if let Some(known) = &mut found {
+            known[WHAT] = begins;
+        }
     }
-    // SAFETY: the value is copied at once.
-    let arrived_ns = unsafe { ARRIVALS.get(cookie) }.copied().unwrap_or(0);
-    if arrived_ns != 0 {
-        let _gone = ARRIVALS.remove(cookie);
-    }
+    let Some(known) = found.filter(|known| known[WHAT] == HTTP) else { return 0 };
+    let arrived_ns = known[ARRIVED_NS];
+    known[ARRIVED_NS] = 0;
     let record = Socket {
         header: header(Kind::Socket, 0, size_of::<Socket>(), now, &target, tgid, tid),
-        cookie,
+        cookie: cookie(sk),
         arrived_ns,
         result: i64::from(result),
         action: RECV,
@@ -126,18 +124,19 @@ fn socket_recv(ctx: BtfTracePointContext) -> i32 {
 fn socket_state(ctx: BtfTracePointContext) -> i32 {
     let (sk, new): (u64, i32) = (ctx.arg(0), ctx.arg(2));
     let state = i64::from(new);
+    if state == STATE_LISTEN && current_target().is_some() {
+        // A server that begins: when its first request arrives is wanted, too.
+        let _full = PORTS.insert(local_port(sk) as u16, 1, 0);
+    }
     if state != STATE_CLOSE && state != STATE_CLOSE_WAIT {
         return 0;
     }
-    let cookie = cookie(sk);
-    if !is_followed(cookie) {
-        return 0;
-    }
+    let Some(known) = followed(sk) else { return 0 };
     if state == STATE_CLOSE {
-        forget(cookie);
-        let _gone = HELD.remove(cookie);
+        known[WHAT] = 0;
+        known[HELD] = 0;
     }
-    emit(&Socket { result: state, ..unnamed(sk, cookie, STATE) }, Place::Unknown, 0);
+    emit(&Socket { result: state, ..unnamed(sk, STATE) }, Place::Unknown, 0);
     0
 }
 
@@ -146,9 +145,12 @@ fn socket_ready(ctx: BtfTracePointContext) -> i32 {
     let sk: u64 = ctx.arg(0);
     let port = local_port(sk) as u16;
     // SAFETY: only whether there is an entry is looked at.
-    if unsafe { PORTS.get(port) }.is_some() {
+    if unsafe { PORTS.get(port) }.is_some()
+        && let Some(known) = known(sk, BPF_SK_STORAGE_GET_F_CREATE)
         // The first unread arrival wins.
-        let _there = ARRIVALS.insert(cookie(sk), now_ns(), BPF_NOEXIST);
+        && known[ARRIVED_NS] == 0
+    {
+        known[ARRIVED_NS] = now_ns();
     }
     0
 }
@@ -157,16 +159,14 @@ fn socket_ready(ctx: BtfTracePointContext) -> i32 {
 #[btf_tracepoint(function = "tcp_probe")]
 fn socket_wire(ctx: BtfTracePointContext) -> i32 {
     let sk: u64 = ctx.arg(0);
-    let cookie = cookie(sk);
-    // SAFETY: only whether there is an entry is looked at.
-    if unsafe { HELD.get(cookie) }.is_none() {
+    let Some(known) = followed(sk) else { return 0 };
+    if known[HELD] == 0 {
         return 0;
     }
-    let Some((tcp @ 1.., _)) = connection(sk) else { return 0 };
-    let mut record = unnamed(sk, cookie, WIRE);
-    sequence(&mut record, tcp);
+    let mut record = unnamed(sk, WIRE);
+    sequence(&mut record, sk);
     if record.sent_until == record.wire_until {
-        let _gone = HELD.remove(cookie);
+        known[HELD] = 0;
     }
     emit(&record, Place::Unknown, 0);
     0
@@ -183,16 +183,33 @@ fn socket_ring(_ctx: BtfTracePointContext) -> i32 {
     0
 }
 
-/// A stream's socket (of TCP, 0 of others) and its cookie.
+/// Whether it is of TCP, or between processes of this machine.
 #[inline(always)]
-fn connection(sk: u64) -> Option<(u64, u64)> {
+fn is_stream(sk: u64) -> bool {
     // SAFETY: `sk` is the tracepoint's socket.
-    let tcp = unsafe { generated::bpf_skc_to_tcp_sock(sk as *mut _) } as u64;
-    // SAFETY: as above.
-    if tcp == 0 && unsafe { generated::bpf_skc_to_unix_sock(sk as *mut _) }.is_null() {
-        return None;
+    unsafe {
+        !generated::bpf_skc_to_tcp_sock(sk as *mut _).is_null()
+            || !generated::bpf_skc_to_unix_sock(sk as *mut _).is_null()
     }
-    Some((tcp, cookie(sk)))
+}
+
+/// What is known of a socket; of flags there is one, which makes that where nothing is.
+#[inline(always)]
+fn known<'a>(sk: u64, flags: u32) -> Option<&'a mut Known> {
+    let map = (&raw const SOCKETS).cast_mut().cast();
+    // SAFETY: `sk` is the tracepoint's socket, and the helper returns null or a value of the map, which lives as long as
+    // the program runs. Other CPUs may change its words, each of which means something by itself.
+    unsafe {
+        generated::bpf_sk_storage_get(map, sk as *mut _, core::ptr::null_mut(), flags.into())
+            .cast::<Known>()
+            .as_mut()
+    }
+}
+
+/// What is known of a socket on which requests come.
+#[inline(always)]
+fn followed<'a>(sk: u64) -> Option<&'a mut Known> {
+    known(sk, 0).filter(|known| known[WHAT] == HTTP)
 }
 
 #[inline(always)]
@@ -209,20 +226,26 @@ fn local_port(sk: u64) -> u32 {
 
 /// A record of what no process does.
 #[inline(always)]
-fn unnamed(sk: u64, cookie: u64, action: u32) -> Socket {
+fn unnamed(sk: u64, action: u32) -> Socket {
     let nobody = Target { start_ticks: 0, flags: 0 };
     Socket {
         header: header(Kind::Socket, 0, size_of::<Socket>(), now_ns(), &nobody, 0, 0),
-        cookie,
+        cookie: cookie(sk),
         action,
         local_port: local_port(sk),
         ..Socket::default()
     }
 }
 
+/// How far a TCP connection has sent; of others nothing.
 #[inline(always)]
-fn sequence(record: &mut Socket, tcp: u64) {
-    // SAFETY: `tcp` is a TCP socket, as the helper that gave it says.
+fn sequence(record: &mut Socket, sk: u64) {
+    // SAFETY: `sk` is the tracepoint's socket.
+    let tcp = unsafe { generated::bpf_skc_to_tcp_sock(sk as *mut _) } as u64;
+    if tcp == 0 {
+        return;
+    }
+    // SAFETY: a TCP socket, as the helper that gave it says.
     unsafe {
         record.sent_until = member(tcp, offset!(tcp_write_seq));
         record.wire_until = member(tcp, offset!(tcp_snd_nxt));
@@ -283,28 +306,15 @@ pub(super) fn place_of(number: u64, second: u64, third: u64) -> Place {
     }
 }
 
-/// Whether this is a connection on which requests come.
+/// What begins with the bytes that were received: [`HTTP`], [`FOREIGN`] (counted), 0 where that is not certain.
 #[inline(always)]
-pub(super) fn is_followed(cookie: u64) -> bool {
-    // SAFETY: the value is copied at once.
-    unsafe { CONNECTIONS.get(cookie) }.copied() == Some(HTTP)
-}
-
-#[inline(always)]
-pub(super) fn forget(cookie: u64) {
-    let _gone = CONNECTIONS.remove(cookie);
-}
-
-/// Whether the bytes that were received begin a request; remembers the connection. No HTTP is remembered, too, where
-/// that is certain.
-#[inline(always)]
-pub(super) fn begins_request(cookie: u64, place: Place, bytes: u64) -> bool {
+pub(super) fn begins_request(place: Place, bytes: u64) -> u64 {
     let at = match place {
         Place::Flat(at) => at,
         Place::Parts { at, .. } => read_user(at).unwrap_or(0),
         Place::Unknown => 0,
     };
-    let Some(first) = read_user::<u32>(at) else { return false };
+    let Some(first) = read_user::<u32>(at) else { return 0 };
     // Fewer bytes than four: only those that were received count.
     let mask = match bytes {
         1 => 0xff,
@@ -313,7 +323,7 @@ pub(super) fn begins_request(cookie: u64, place: Place, bytes: u64) -> bool {
         _ => 0xffff_ffff,
     };
     let begins = |word: &[u8; 4]| first & mask == u32::from_le_bytes(*word) & mask;
-    let what = if begins(b"GET ")
+    if begins(b"GET ")
         || begins(b"POST")
         || begins(b"PUT ")
         || begins(b"HEAD")
@@ -330,10 +340,8 @@ pub(super) fn begins_request(cookie: u64, place: Place, bytes: u64) -> bool {
         count(Counter::SocketTls);
         FOREIGN
     } else {
-        return false;
-    };
-    let _full = CONNECTIONS.insert(cookie, what, 0);
-    what == HTTP
+        0
+    }
 }
 
 /// Writes a record with up to `most` of the bytes that were moved.

@@ -127,7 +127,9 @@ pub fn listening_ports(pid: u32) -> Vec<u16> {
 #[must_use]
 pub fn has_ring(pid: u32) -> bool {
     let files = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-    files.filter_map(|file| std::fs::read_link(file.path()).ok()).any(|to| to.as_os_str() == "anon_inode:[io_uring]")
+    files
+        .filter_map(|file| std::fs::read_link(file.path()).ok())
+        .any(|to| to.as_os_str() == "anon_inode:[io_uring]")
 }
 
 /// Whether a thread of a process is under seccomp (seccomp(2)): then system calls that it never heard of may kill it.

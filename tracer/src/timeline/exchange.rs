@@ -107,7 +107,10 @@ impl<C: Clock> Timeline<C> {
         }
         let first = (send.choice, send.first_token);
         exchange.sends.insert(first, send);
-        self.release_departed(send.exchange, first..(send.choice, send.first_token.saturating_add(send.tokens)));
+        self.release_departed(
+            send.exchange,
+            first..(send.choice, send.first_token.saturating_add(send.tokens)),
+        );
     }
 
     pub(super) fn http_wire(&mut self, wire: HttpWire) {

@@ -139,7 +139,8 @@ impl<C: Clock> Timeline<C> {
     /// A token that marks tell of is known as far as they tell.
     pub(super) fn marked_token(&mut self, origin: Origin, token: Token) {
         let exchange = self.exchanges.pairs.exchanges.get(&token.request).copied();
-        let Some((id, exchange)) = exchange.and_then(|id| Some((id, self.exchanges.open.get_mut(&id)?))) else {
+        let Some((id, exchange)) = exchange.and_then(|id| Some((id, self.exchanges.open.get_mut(&id)?)))
+        else {
             self.out.tokens.push(token);
             return;
         };
@@ -215,9 +216,8 @@ impl<C: Clock> Timeline<C> {
             return is_marking || is_other_tier;
         };
         self.exchanges.pairs.exchanges.remove(&request);
-        let is_whole = exchange
-            .end
-            .is_some_and(|end| end.finish == HttpFinish::Done && end.streamed && !end.encoded);
+        let is_whole =
+            exchange.end.is_some_and(|end| end.finish == HttpFinish::Done && end.streamed && !end.encoded);
         if is_whole {
             let Marked { written, unwritten, .. } = marked;
             let what = || format!("request {request}");
@@ -257,7 +257,14 @@ mod tests {
 
     fn ends(exchange: u64, time_ns: u64, finish: HttpFinish) -> Event {
         let origin = origin(HTTP_TID, time_ns);
-        Event::HttpEnd(HttpEnd { origin, exchange, finish, streamed: true, status: 200, ..HttpEnd::default() })
+        Event::HttpEnd(HttpEnd {
+            origin,
+            exchange,
+            finish,
+            streamed: true,
+            status: 200,
+            ..HttpEnd::default()
+        })
     }
 
     fn play(events: &[Event]) -> (Output, BTreeMap<&'static str, u64>) {
@@ -265,7 +272,9 @@ mod tests {
         events.iter().for_each(|event| timeline.feed(event));
         timeline.finish();
         let kinds = Unmatched::ALL.into_iter().map(|kind| (kind.name(), timeline.unmatched(kind)));
-        let kinds = kinds.filter(|(name, count)| *count > 0 && !["token_without_step", "before_first_step"].contains(name)).collect();
+        let kinds = kinds
+            .filter(|(name, count)| *count > 0 && !["token_without_step", "before_first_step"].contains(name))
+            .collect();
         (timeline.drain(), kinds)
     }
 
@@ -292,7 +301,10 @@ mod tests {
             end(HTTP_TID, 1_000, 1, 3, tracer_abi::mark::FINISH_STOP),
             ends(4, 1_001, HttpFinish::Done),
         ]);
-        assert_eq!(departures(&out), [(0, Some(205), None), (1, Some(215), Some(900)), (2, Some(215), Some(900))]);
+        assert_eq!(
+            departures(&out),
+            [(0, Some(205), None), (1, Some(215), Some(900)), (2, Some(215), Some(900))]
+        );
         assert_eq!(out.requests.len(), 1);
         assert_eq!((out.requests[0].arrived_ns, out.requests[0].read_ns), (Some(97), Some(100)));
         assert_eq!(unmatched, BTreeMap::new());
@@ -325,7 +337,10 @@ mod tests {
         ];
         assert_eq!(unmatched, BTreeMap::from(expected));
         let (_, unmatched) = play(&events(HttpFinish::Cut));
-        assert_eq!(unmatched.keys().copied().collect::<Vec<_>>(), ["mark_far_from_write", "token_not_delivered"]);
+        assert_eq!(
+            unmatched.keys().copied().collect::<Vec<_>>(),
+            ["mark_far_from_write", "token_not_delivered"]
+        );
     }
 
     #[test]

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use tracer_abi::mark::{FINISH_CANCELLED, FINISH_ERROR};
 
 use super::iteration::IterationKey;
-use super::rows::{Join, Request, Source, Token, Unmatched};
 use super::pair::Names;
+use super::rows::{Join, Request, Source, Token, Unmatched};
 use super::{Clock, Timeline};
 use crate::event::mark;
 use crate::event::{Origin, ProcessId};

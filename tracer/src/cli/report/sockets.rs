@@ -79,12 +79,14 @@ impl Sockets {
         let count = |name| tables.ledger.iter().filter(|row| row.name == name).map(|row| row.count).sum();
         let unread = UNREAD.map(|(name, what)| Unread { name, what, count: count(name) });
         let unread: Vec<Unread> = unread.into_iter().filter(|unread| unread.count > 0).collect();
-        if ends.is_empty() && unread.is_empty() && !tables.requests.iter().any(|request| request.source == Source::Socket) {
+        if ends.is_empty()
+            && unread.is_empty()
+            && !tables.requests.iter().any(|request| request.source == Source::Socket)
+        {
             return None;
         }
-        let lag = tables.requests.iter().filter_map(|request| {
-            request.read_ns?.checked_sub(request.arrived_ns?)
-        });
+        let lag =
+            tables.requests.iter().filter_map(|request| request.read_ns?.checked_sub(request.arrived_ns?));
         let marked = tables.tokens.iter().filter(|token| token.source == Source::Mark);
         let marks = marked.filter_map(|token| Some(token.written_ns?.abs_diff(token.delivered_ns)));
         let held = || tables.http_wires.iter().map(|wire| wire.origin.time_ns.saturating_sub(wire.sent_ns));
