@@ -140,8 +140,7 @@ fn text(tables: &Tables, life: &Life, style: Style) -> String {
         return out;
     }
     out.push_str(&timeline(life).render(style));
-    let held =
-        life.tokens.iter().filter_map(|piece| piece.token.wire_ns?.checked_sub(piece.token.delivered_ns));
+    let held = life.tokens.iter().filter_map(|piece| piece.token.held_ns());
     if let Some(longest) = held.clone().max() {
         let line = format!(
             "  {} tokens were held after they were written, up to {}: the kernel waited for an acknowledgement",

@@ -196,7 +196,7 @@ impl<C: Clock> Timeline<C> {
             choices.entry(send.choice).or_default().extend(indexes.map(|index| (index, send.origin.time_ns)));
         }
         let writers: HashMap<u64, u32> =
-            sends.iter().map(|send| (send.origin.time_ns, send.origin.tid)).collect();
+            sends.values().map(|send| (send.origin.time_ns, send.origin.tid)).collect();
         let steps = self.exchanges.steps_for(origin.process);
         let mut rows = Vec::new();
         let first_ns = steps.and_then(|steps| steps.front()).map(|step| step.ended_ns);

@@ -199,6 +199,14 @@ pub struct Token {
     pub prefill: bool,
 }
 
+impl Token {
+    /// How long it was held after it was written, in ns; `None`: it was not, or that was not seen.
+    #[must_use]
+    pub fn held_ns(&self) -> Option<u64> {
+        self.wire_ns?.checked_sub(self.written_ns.unwrap_or(self.delivered_ns))
+    }
+}
+
 /// A thing that could not be joined, each kind counted separately in the ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Unmatched {
