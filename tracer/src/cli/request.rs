@@ -1,4 +1,6 @@
-//! `tracer request`: one request's tokens on a text timeline.
+//! `tracer request`: one request's tokens on a timeline, as text and as SVG.
+
+mod picture;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
@@ -6,11 +8,12 @@ use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use tracer_abi::mark::{FINISH_CANCELLED, FINISH_ERROR, FINISH_LENGTH, FINISH_STOP};
 
 use super::budget;
+use super::picture::write;
 use super::report::{VAGUE, style_of_stdout, wrap};
 use super::table::{Side, Style, Table, WIDTH, cut};
 use super::units::{clean, count, date_time, duration, hex, offset, rfc3339};
@@ -30,7 +33,7 @@ const SUGGESTIONS: usize = 5;
 #[command(after_help = "Examples:
   tracer request trace req-7f3a
   tracer request trace 4bf92f3577b34da6a3ce929d0e0e4736
-  tracer request trace '#17'
+  tracer request trace '#17' -o request.svg
 
 ID is what the client sent (X-Request-ID), a trace id, or # and the number that the report shows.")]
 pub(crate) struct Args {
@@ -41,15 +44,29 @@ pub(crate) struct Args {
     /// Print as JSON
     #[arg(long)]
     json: bool,
+    /// Also draw it as SVG; `-` is stdout, without the text
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<PathBuf>,
 }
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
-    let tables = Capture::open(&args.capture)?.tables()?;
+    let capture = Capture::open(&args.capture)?;
+    let tables = capture.tables()?;
     let found = find(&tables, &args.id);
     if found.is_empty() {
         bail!(not_found(&tables, &args.id, &args.capture.display().to_string()));
     }
     let lives: Vec<Life> = found.iter().map(|request| Life::new(&tables, request)).collect();
+    if let (Some(path), Some(life)) = (&args.output, lives.first()) {
+        if let Some(others) = lives.len().checked_sub(1).filter(|others| *others > 0) {
+            eprintln!("drawn is #{}; {others} more have this id: name them by #", life.request.id);
+        }
+        let svg = picture::svg(&capture, &tables, life).with_context(|| format!("cannot draw {}", args.id))?;
+        write(path, "request", &svg)?;
+        if path.as_os_str() == "-" {
+            return Ok(ExitCode::SUCCESS);
+        }
+    }
     let mut out = std::io::stdout().lock();
     if args.json {
         serde_json::to_writer_pretty(&mut out, &Document::new(&tables, &lives))?;
@@ -63,7 +80,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
 }
 
 /// Requests of this name; several when a client used an id again.
-fn find<'a>(tables: &'a Tables, id: &str) -> Vec<&'a Request> {
+pub(crate) fn find<'a>(tables: &'a Tables, id: &str) -> Vec<&'a Request> {
     let number = id.strip_prefix('#').and_then(|number| number.parse::<u64>().ok());
     let is_it = |request: &&Request| {
         number == Some(request.id)
