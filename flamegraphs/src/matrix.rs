@@ -49,6 +49,8 @@ pub struct MatrixInput {
     pub measure: Measure,
     pub cells: Vec<MatrixCell>,
     pub losses: Vec<Loss>,
+    /// What a column without cells means: `nothing seen`.
+    pub empty: String,
 }
 
 const LEFT: f64 = 190.0;
@@ -169,7 +171,7 @@ impl<'a> Picture<'a> {
             let whole = Rect { x: left, width: right - left, ..self.plot };
             if self.is_empty(column) {
                 let Range { start, end } = self.range(column);
-                svg.rect(whole, EMPTY, Some(&format!("{}\nnothing seen", time_range(start, end))));
+                svg.rect(whole, EMPTY, Some(&format!("{}\n{}", time_range(start, end), self.input.empty)));
             }
             if let Some(tooltip) = self.lost(column) {
                 svg.rect(whole, LOST_COLUMN, Some(&tooltip));
@@ -245,7 +247,7 @@ impl<'a> Picture<'a> {
         x += LABEL.width(&high) + 12.0;
         let empty = (0..self.columns).any(|column| self.is_empty(column));
         let lost = (0..self.columns).any(|column| self.lost(column).is_some());
-        for (text, fill, shown) in [("nothing seen", EMPTY, empty), ("events lost", LOST, lost)] {
+        for (text, fill, shown) in [(shorten(&self.input.empty, 40).as_ref(), EMPTY, empty), ("events lost", LOST, lost)] {
             if shown {
                 let key = Rect { x, y: y - 11.0, width: 16.0, height: 13.0 };
                 svg.rect(key, &format!("{fill} stroke=\"{GRID}\""), None);

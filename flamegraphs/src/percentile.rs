@@ -62,6 +62,12 @@ impl Curve {
         Self { points: points.collect(), n }
     }
 
+    /// The value that a share is smaller than.
+    fn least(&self, share: f64) -> Option<u64> {
+        let point = self.points.partition_point(|point| point.0 > 1.0 - share + 1e-12);
+        self.points.get(point.saturating_sub(1)).map(|point| point.1)
+    }
+
     /// The value at a share that is larger; `None` where fewer than ten values are.
     fn at(&self, rest: f64) -> Option<u64> {
         if (self.n as f64) * rest < BEYOND * (1.0 - 1e-9) {
@@ -92,8 +98,10 @@ impl Nines {
 /// [`Error::Empty`] when no series has values.
 pub fn percentiles(input: &PercentileInput) -> Result<String, Error> {
     let curves: Vec<Curve> = input.series.iter().map(Curve::new).collect();
-    let all = || curves.iter().flat_map(|curve| &curve.points).map(|point| point.1);
-    let (Some(low), Some(high)) = (all().min(), all().max()) else {
+    // The shortest hundredth is not what one looks for, and may be shorter by orders of magnitude.
+    let low = curves.iter().filter_map(|curve| curve.least(0.01)).min();
+    let high = curves.iter().filter_map(|curve| curve.points.last()).map(|point| point.1).max();
+    let (Some(low), Some(high)) = (low, high) else {
         return Err(Error::Empty("latencies"));
     };
     // A little room, so that curves do not run along the frame.

@@ -237,7 +237,8 @@ proptest! {
             rows,
             measure: if counts { Measure::Count(what.clone()) } else { Measure::Latency(what.clone()) },
             cells: cells.collect(),
-            losses: vec![Loss { range: begin..end, what }],
+            losses: vec![Loss { range: begin..end, what: what.clone() }],
+            empty: what,
         };
         if let Ok(svg) = flamegraphs::matrix(&input) {
             assert_safe(&svg, 0)?;

@@ -24,9 +24,13 @@ pub(super) fn draw(svg: &mut Svg, input: &RequestInput, top: f64) -> f64 {
         format!("Latency of the slowest of each {} of {} tokens", count(per_bar as u64), count(n as u64))
     };
     svg.text(LEFT, top + 14.0, SECTION, &title);
-    let plot = Rect { x: LEFT, y: top + 38.0, width: RIGHT - LEFT, height: HEIGHT };
     // The first token's latency is another one, and often far longer: it is cut where it would dwarf the others.
     let highest = slowest(input).map_or(1, |token| length(&token.range)).max(1);
+    let x = LEFT + SECTION.width(&title) + 12.0;
+    if bars.iter().any(|token| length(&token.range) > highest) {
+        svg.text(x, top + 14.0, TICK, "↑ longer than the scale: cut, its parts in proportion");
+    }
+    let plot = Rect { x: LEFT, y: top + 38.0, width: RIGHT - LEFT, height: HEIGHT };
     axis(svg, plot, highest);
     let width = (plot.width / bars.len() as f64).min(WIDEST);
     for (i, token) in bars.iter().enumerate() {
@@ -61,7 +65,7 @@ fn bar(svg: &mut Svg, input: &RequestInput, token: &TokenBar, column: Rect, high
     let latency = length(&token.range);
     let gap = if column.width >= 3.0 { 0.12 * column.width } else { 0.0 };
     let (left, width) = (column.x + gap / 2.0, column.width - gap);
-    let px = |ns: u64| column.height * (ns as f64 / highest as f64).min(1.0);
+    let px = |ns: u64| column.height * (ns as f64 / highest.max(latency) as f64).min(1.0);
     let mut sums = vec![0u64; input.parts.len()];
     for piece in &token.pieces {
         if let Some(sum) = sums.get_mut(piece.part) {

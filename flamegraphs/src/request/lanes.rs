@@ -12,9 +12,11 @@ use std::ops::Range;
 
 /// Lanes of tokens that are drawn; more are said to be there.
 const MOST_LANES: u32 = 6;
-/// Where more pieces or steps are in view, bins of [`BIN`] px are drawn.
-const MOST_SHAPES: usize = 3_000;
+/// What is narrower is not drawn itself, but in bins of [`BIN`].
+const NARROW: f64 = 1.0;
 const BIN: f64 = 2.0;
+/// Functions of a stack in a tooltip.
+const FUNCTIONS: usize = 16;
 /// The slowest token is magnified where it is narrower in the whole.
 const WIDE: f64 = 220.0;
 
@@ -57,7 +59,9 @@ impl View {
         }
         let from = token.range.start.saturating_sub(latency / 2).max(whole.range.start);
         let to = token.range.end.saturating_add(latency / 2).min(whole.range.end);
-        let title = format!("Around the slowest token: {}, {}", shorten(&token.name, 12), duration(latency));
+        let which = if token.is_first { "" } else { " after the first" };
+        let name = shorten(&token.name, 12);
+        let title = format!("Around the slowest token{which}: {name}, {}", duration(latency));
         Some(Self { title, range: from..to })
     }
 
@@ -132,18 +136,15 @@ impl<'a> Lanes<'a> {
             svg.line(&[(x, top - 4.0), (x, bottom + 6.0)], &format!("stroke=\"{GRID}\""), None);
             svg.text(x, bottom + 20.0, TICK.anchor(Anchor::Middle), &label);
         }
-        svg.text(LEFT - 8.0, bottom + 20.0, TICK.anchor(Anchor::End), unit);
+        svg.text(LEFT - 26.0, bottom + 20.0, TICK.anchor(Anchor::End), unit);
     }
 
     fn tokens(&self, svg: &mut Svg, view: &View, tokens: &[&TokenBar], y: f64) {
         let seen: Vec<&TokenBar> = tokens.iter().copied().filter(|token| view.shows(&token.range)).collect();
-        let pieces = seen.iter().map(|token| token.pieces.len()).sum::<usize>();
-        if pieces > MOST_SHAPES {
-            self.binned(svg, view, &seen, y);
-            return;
-        }
+        self.bins(svg, view, &seen, y);
         for token in &seen {
-            for piece in token.pieces.iter().filter(|piece| view.shows(&piece.range)) {
+            let pieces = token.pieces.iter().filter(|piece| view.shows(&piece.range));
+            for piece in pieces.filter(|piece| view.width(&piece.range) >= NARROW) {
                 let Some(part) = self.input.parts.get(piece.part) else { continue };
                 let rect = view.rect(&piece.range, y, TOKEN_HEIGHT);
                 svg.rect(rect, &part.attributes(), Some(&piece_tooltip(token, piece, part)));
@@ -166,28 +167,30 @@ impl<'a> Lanes<'a> {
         }
     }
 
-    /// Bins of [`BIN`] px: of each the part that most of its time went to.
-    fn binned(&self, svg: &mut Svg, view: &View, tokens: &[&TokenBar], y: f64) {
+    /// Where pieces are narrow: of each bin the part that most of its time went to.
+    fn bins(&self, svg: &mut Svg, view: &View, tokens: &[&TokenBar], y: f64) {
         let bins = ((RIGHT - LEFT) / BIN) as usize;
         let parts = self.input.parts.len();
         let mut sums = vec![0f64; bins * parts];
+        let mut has_narrow = vec![false; bins];
         for piece in tokens.iter().flat_map(|token| &token.pieces).filter(|piece| piece.part < parts) {
             let (from, to) = (view.x(piece.range.start) - LEFT, view.x(piece.range.end) - LEFT);
             let last = ((to / BIN) as usize).min(bins - 1);
             for bin in (from / BIN) as usize..=last {
                 let edges = (bin as f64 * BIN, (bin + 1) as f64 * BIN);
                 sums[bin * parts + piece.part] += (to.min(edges.1) - from.max(edges.0)).max(0.0);
+                has_narrow[bin] |= to - from < NARROW;
             }
         }
-        for bin in 0..bins {
+        for bin in (0..bins).filter(|bin| has_narrow[*bin]) {
             let sums = &sums[bin * parts..(bin + 1) * parts];
             let longest = (0..parts).rev().max_by(|a, b| sums[*a].total_cmp(&sums[*b]));
             let Some(part) = longest.filter(|part| sums[*part] > 0.0) else { continue };
             let rect = Rect { x: LEFT + bin as f64 * BIN, y, width: BIN, height: TOKEN_HEIGHT };
             let part = &self.input.parts[part];
-            svg.rect(rect, &fill(part.hue, part.hatched), Some(&part.name));
+            let tooltip = format!("several parts, most of the time {}", part.name);
+            svg.rect(rect, &part.attributes(), Some(&tooltip));
         }
-        svg.text(RIGHT, y - 4.0, FAINT, &format!("each {BIN} px: the part that most of its time went to"));
     }
 
     fn steps(&self, svg: &mut Svg, view: &View, y: f64) {
@@ -275,6 +278,12 @@ impl<'a> Lanes<'a> {
             svg.rect(Rect { x, y: y - 10.0, width: 14.0, height: 12.0 }, &looks, None);
             svg.text(x + 20.0, y, KEY, &text);
         }
+        let narrow = |range: &Range<u64>| view.shows(range) && view.width(range) < NARROW;
+        if self.input.tokens.iter().flat_map(|token| &token.pieces).any(|piece| narrow(&piece.range)) {
+            let text = format!("parts under 1 px: each {BIN} px show the part that most of their time went to");
+            let (x, y) = next_place(&mut place, KEY.width(&text) + 8.0);
+            svg.text(x, y, KEY, &text);
+        }
         if let Some(bound) = widest {
             let text = if drawn(bound) {
                 format!("├─┤ GPU times are right within this, at most ±{}", duration(bound))
@@ -317,20 +326,21 @@ fn whisker(svg: &mut Svg, view: &View, at: u64, bound: u64, y: f64) {
     svg.line(&points, &format!("stroke=\"{INK}\" stroke-width=\"1.2\""), Some(&tooltip));
 }
 
-/// The steps themselves, or where there are too many, of each bin that with the largest batch.
+/// The steps that are wide enough, and of the others in each bin that with the largest batch.
 fn bins_of<'a>(view: &View, steps: &[&'a StepBar]) -> Vec<&'a StepBar> {
-    if steps.len() <= MOST_SHAPES {
-        return steps.to_vec();
-    }
-    let mut bins: BTreeMap<(bool, usize), &StepBar> = BTreeMap::new();
-    for step in steps {
+    let (mut drawn, mut bins) = (Vec::new(), BTreeMap::<(bool, usize), &StepBar>::new());
+    for &step in steps {
+        if view.width(&step.range) >= NARROW {
+            drawn.push(step);
+            continue;
+        }
         let bin = ((view.x(step.range.start) - LEFT) / BIN) as usize;
         let largest = bins.entry((step.is_own, bin)).or_insert(step);
         if (is_vague(step), step.prompts, step.batch) > (is_vague(largest), largest.prompts, largest.batch) {
             *largest = step;
         }
     }
-    bins.into_values().collect()
+    bins.into_values().chain(drawn).collect()
 }
 
 /// The name of a part in its rectangle, where there is room.
@@ -362,7 +372,7 @@ fn piece_tooltip(token: &TokenBar, piece: &Piece, part: &Part) -> String {
         let _ = write!(text, "\n{}", piece.what);
     }
     let _ = write!(text, "\nat +{}", duration(piece.range.start));
-    for function in &piece.stack {
+    for function in piece.stack.iter().take(FUNCTIONS) {
         let _ = write!(text, "\n  {}", shorten(function, 120));
     }
     text

@@ -55,9 +55,13 @@ pub(super) fn draw(svg: &mut Svg, input: &RequestInput, top: f64) -> f64 {
         };
         svg.text(LEFT + 96.0, y, FAINT, &tokens);
         svg.text(LEFT + 176.0, y, CELL, &shorten(what, 34));
-        let mut functions: Vec<&str> = stack.iter().take(FUNCTIONS).map(String::as_str).collect();
-        if stack.len() > FUNCTIONS {
-            functions.push("…");
+        // The kernel's functions say how it slept, which is said already; the program's say where.
+        let program = || stack.iter().map(String::as_str).filter(|function| !function.ends_with("_[k]"));
+        let mut functions: Vec<&str> = program().take(FUNCTIONS).collect();
+        match program().count() {
+            0 => functions.extend(stack.iter().take(FUNCTIONS).map(String::as_str)),
+            n if n > FUNCTIONS => functions.push("…"),
+            _ => {}
         }
         let x = LEFT + 400.0;
         svg.text(x, y, FAINT, &shorten(&functions.join(" ← "), FAINT.fits(RIGHT - x)));

@@ -301,6 +301,7 @@ pub(crate) fn offsets() -> MatrixInput {
         measure: Measure::Count("tokens".to_owned()),
         cells: cells.collect(),
         losses: vec![Loss { range: 41 * SECOND..42 * SECOND, what: "31 events dropped".to_owned() }],
+        empty: "nothing seen".to_owned(),
     }
 }
 
@@ -321,6 +322,7 @@ pub(crate) fn request_rows(ids: &[String]) -> MatrixInput {
         measure: Measure::Latency("slowest gap".to_owned()),
         cells: cells.collect(),
         losses: vec![],
+        empty: "none of these".to_owned(),
     }
 }
 

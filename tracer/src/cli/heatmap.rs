@@ -38,7 +38,7 @@ pub(crate) struct Args {
     /// What the columns, or with offset and request the rows, are
     #[arg(long, value_enum, default_value_t = By::Time)]
     by: By,
-    /// Which latency [default: itl; with --by token and token-log: all]
+    /// Which latency [default: itl; with --by token, token-log and offset: all]
     #[arg(long, value_enum)]
     latency: Option<Latency>,
     /// Only from this time on, since the recording began
@@ -86,7 +86,10 @@ enum Latency {
 }
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
-    let latency = args.latency.unwrap_or(if args.by.is_index() { Latency::All } else { Latency::Itl });
+    let latency = args.latency.unwrap_or(match args.by {
+        By::Time | By::Request => Latency::Itl,
+        By::Token | By::TokenLog | By::Offset => Latency::All,
+    });
     if latency.is_of_steps() && (args.by.is_index() || args.by == By::Request) {
         bail!("a step is of several tokens and requests: use --by time or --by offset for {latency:?}");
     }
@@ -212,6 +215,16 @@ impl Latency {
 
     const fn count_name(self) -> &'static str {
         if self.is_of_steps() { "steps" } else { "tokens" }
+    }
+
+    /// Whose latencies they are.
+    const fn whose(self) -> &'static str {
+        match self {
+            Self::Ttft => "First tokens",
+            Self::Itl => "Tokens after the first",
+            Self::All => "Tokens",
+            Self::Step | Self::GpuSpan => "Steps",
+        }
     }
 
     /// All latencies of a recording that are such ones.

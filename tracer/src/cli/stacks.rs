@@ -10,6 +10,10 @@ use std::collections::HashMap;
 /// Rust's runtime marks by this function where a thread's own code begins; below it there is only how threads start.
 const RUST_PROGRAM_BEGINS: &str = "__rust_begin_short_backtrace";
 
+/// The kernel's function that switches threads, and the beginnings of the names of those that only call it.
+const SCHEDULE: &str = "__schedule";
+const SWITCH: [&str; 3] = ["schedule", "preempt_schedule", "__cond_resched"];
+
 /// Ends the names of functions of the kernel, as other tools mark them.
 const KERNEL: &str = "_[k]";
 
@@ -58,11 +62,22 @@ impl Stacks {
         cut.into_iter().chain(missing).chain(names.iter().cloned())
     }
 
-    /// The same, leaf first; nothing without a stack.
-    pub(crate) fn leaf_first(&self, stack: Option<StackId>) -> Vec<String> {
-        let mut frames: Vec<String> =
-            stack.map(|_| self.root_first(stack).collect()).unwrap_or_default();
-        frames.reverse();
+    /// The frames of a stack with which a thread went off the CPU, root first: without those at its leaf that only say
+    /// that it did.
+    pub(crate) fn off_cpu(&self, stack: Option<StackId>) -> Vec<String> {
+        let mut frames: Vec<String> = self.root_first(stack).collect();
+        let is_leaving = |frame: &String| {
+            let name = frame.strip_suffix(KERNEL).unwrap_or("");
+            SWITCH.iter().any(|start| name.starts_with(start))
+        };
+        // Our own probe lies at the leaf, in code that has no name.
+        let from = frames.iter().rposition(|frame| frame.strip_suffix(KERNEL) == Some(SCHEDULE));
+        if let Some(from) = from {
+            frames.truncate(from);
+            while frames.last().is_some_and(is_leaving) {
+                frames.pop();
+            }
+        }
         frames
     }
 
@@ -112,6 +127,12 @@ mod tests {
             frame(3, 0, FrameKind::User, "work"),
             frame(3, 1, FrameKind::User, "std::sys::backtrace::__rust_begin_short_backtrace"),
             frame(3, 2, FrameKind::User, "start_thread"),
+            frame(4, 0, FrameKind::Kernel, "bpf_trace_run4"),
+            frame(4, 1, FrameKind::Kernel, "__schedule"),
+            frame(4, 2, FrameKind::Kernel, "schedule"),
+            frame(4, 3, FrameKind::Kernel, "schedule_timeout"),
+            frame(4, 4, FrameKind::Kernel, "futex_wait"),
+            frame(4, 5, FrameKind::User, "lock"),
         ];
         let stacks = Stacks::new(frames, HashMap::from([(StackId(2), StackCut::FramePointers)]));
         let named = |stack| stacks.root_first(stack).collect::<Vec<_>>().join(";");
@@ -119,8 +140,9 @@ mod tests {
         assert_eq!(named(Some(StackId(2))), "[truncated: no frame pointer];leaf");
         assert_eq!(named(None), "[no stack]");
         assert_eq!(named(Some(StackId(3))), "work");
-        assert_eq!(stacks.leaf_first(Some(StackId(1))), ["tcp_sendmsg_[k]", "write", "main"]);
-        assert!(stacks.leaf_first(None).is_empty());
+        assert_eq!(stacks.off_cpu(Some(StackId(4))), ["lock", "futex_wait_[k]"]);
+        assert_eq!(stacks.off_cpu(Some(StackId(1))), ["main", "write", "tcp_sendmsg_[k]"]);
+        assert_eq!(stacks.blocked(Some(StackId(4))), Blocked::Futex);
         assert!(stacks.is_cut(StackId(2)) && !stacks.is_cut(StackId(1)));
         assert_eq!(stacks.blocked(Some(StackId(1))), Blocked::Other);
     }

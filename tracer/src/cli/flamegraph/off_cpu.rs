@@ -61,10 +61,11 @@ fn parts(source: &Source, off: &OffCpu) -> [(u64, u64, Vec<String>); 2] {
     };
     let frames = |cause: &str| -> Vec<String> {
         let root = [source.threads.of((off.process.tgid, off.tid)), cause.to_owned()];
-        root.into_iter().chain(source.stacks.root_first(off.stack)).collect()
+        root.into_iter().chain(source.stacks.off_cpu(off.stack)).collect()
     };
-    let mut slept = frames(source.stacks.blocked(off.stack).name());
-    if off.waker_tid != 0 {
+    let blocked = source.stacks.blocked(off.stack);
+    let mut slept = frames(blocked.name());
+    if off.waker_tid != 0 && blocked.is_for_a_thread() {
         slept.push(format!("{}{WAKER}", source.threads.of((off.waker_tgid, off.waker_tid))));
     }
     let waited = frames(RUNQUEUE);

@@ -74,7 +74,7 @@ pub(super) fn frames(source: &Source, segment: &Segment) -> Vec<String> {
     let mut frames = vec![segment.label.name().to_owned()];
     frames.extend(segment.blocked.map(|on| on.name().to_owned()));
     if segment.stack.is_some() {
-        frames.extend(source.stacks.root_first(segment.stack));
+        frames.extend(source.stacks.off_cpu(segment.stack));
     }
     frames
 }

@@ -21,18 +21,18 @@ impl Drawing<'_> {
             value: 1,
         });
         let cells: Vec<MatrixCell> = cells.collect();
-        let what = self.latency.count_name();
         MatrixInput {
-            header: self.header(format!("{what} by offset in the second, {}", self.name()), cells.len()),
+            header: self.header(format!("{} by offset in the second", self.latency.whose()), cells.len()),
             time_name: TIME.to_owned(),
             // Whole seconds, as the columns are.
             range: self.range.start / SECOND_NS * SECOND_NS..self.range.end.div_ceil(SECOND_NS) * SECOND_NS,
             column_ns: Some(SECOND_NS),
             row_name: "offset in the second".to_owned(),
             rows: (0..ROWS).rev().map(|row| format!("{} ms", row * row_ns / 1_000_000)).collect(),
-            measure: Measure::Count(what.to_owned()),
+            measure: Measure::Count(self.latency.count_name().to_owned()),
             cells,
             losses: self.losses.clone(),
+            empty: "nothing seen".to_owned(),
         }
     }
 
@@ -60,21 +60,22 @@ impl Drawing<'_> {
                 cells.push(MatrixCell { row, at_ns: observed.at_ns, value: observed.latency_ns });
             }
         }
-        let which = if all > drawn.len() {
-            format!("the {} of {all} requests with the slowest tokens", drawn.len())
+        let title = if all > drawn.len() {
+            format!("{} in time: the slowest {} of {all} requests", self.latency.whose(), drawn.len())
         } else {
-            format!("{all} requests")
+            format!("{} in time: {all} requests", self.latency.whose())
         };
         MatrixInput {
-            header: self.header(format!("{}, {which}", self.name()), cells.len()),
+            header: self.header(title, cells.len()),
             time_name: TIME.to_owned(),
             range: self.range.clone(),
             column_ns: None,
             row_name: "request, in the order of arrival".to_owned(),
             rows: names,
-            measure: Measure::Latency("slowest token in the cell".to_owned()),
+            measure: Measure::Latency("slowest in the cell".to_owned()),
             cells,
             losses: self.losses.clone(),
+            empty: "none of these requests".to_owned(),
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::capture::Capture;
 use crate::cli::budget;
 use crate::cli::picture::{ThreadNames, missing, name};
 use crate::cli::stacks::Stacks;
-use crate::cli::units::{clean, count, date_time, duration, offset};
+use crate::cli::units::{clean, count, date_time, duration};
 use crate::timeline::budget::{Budgets, Label, Segment};
 use crate::timeline::rows::{Step, Token};
 use crate::timeline::tables::Tables;
@@ -68,14 +68,13 @@ impl Drawing<'_> {
         let e2e = request.end_ns.and_then(|end| end.checked_sub(request.received_ns));
         let facts = [
             tables.wall.realtime_ns(request.received_ns).and_then(date_time),
-            Some(offset(request.received_ns, tables.meta.started_ns)),
-            request.prompt_tokens.map(|n| format!("prompt {} tokens", count(n.into()))),
-            Some(format!("{} tokens", count(request.tokens.into()))),
-            Some(finish(request).to_owned()),
             shown("ttft", request.ttft_ns),
             shown("tpot", request.tpot_ns.map(|ns| ns.round() as u64)),
             shown("e2e", e2e),
             Some(missing(&tables.ledger)),
+            Some(format!("{} tokens", count(request.tokens.into()))),
+            request.prompt_tokens.map(|n| format!("prompt {}", count(n.into()))),
+            Some(finish(request).to_owned()),
         ];
         let facts: Vec<String> = facts.into_iter().flatten().collect();
         Header { title, subtitle: facts.join(" · "), simulated: tables.meta.simulated }
@@ -103,11 +102,13 @@ impl Drawing<'_> {
         let blocked = segment.blocked.map(|on| on.name().to_owned());
         let thread = format!("thread {}", clean(&self.threads.of(segment.thread), 20));
         let what: Vec<String> = blocked.into_iter().chain([thread]).collect();
+        let mut stack = segment.stack.map(|_| self.stacks.off_cpu(segment.stack)).unwrap_or_default();
+        stack.reverse();
         Piece {
             range: self.range(segment.begin_ns, segment.end_ns),
             part: segment.label as usize,
             what: what.join(", "),
-            stack: self.stacks.leaf_first(segment.stack),
+            stack,
         }
     }
 
