@@ -11,7 +11,9 @@ pub enum Error {
     #[error("the weights of the stacks add up to more than 64 bits hold")]
     WeightOverflow,
     /// The range of an axis holds nothing, or more columns than can be seen.
-    #[error("a range of time from {begin_ns} ns to {end_ns} ns cannot be drawn: it holds nothing, or too much")]
+    #[error(
+        "a range of time from {begin_ns} ns to {end_ns} ns cannot be drawn: it holds nothing, or too much"
+    )]
     BadRange {
         /// First instant, ns.
         begin_ns: u64,

@@ -247,7 +247,9 @@ impl<'a> Picture<'a> {
         x += LABEL.width(&high) + 12.0;
         let empty = (0..self.columns).any(|column| self.is_empty(column));
         let lost = (0..self.columns).any(|column| self.lost(column).is_some());
-        for (text, fill, shown) in [(shorten(&self.input.empty, 40).as_ref(), EMPTY, empty), ("events lost", LOST, lost)] {
+        for (text, fill, shown) in
+            [(shorten(&self.input.empty, 40).as_ref(), EMPTY, empty), ("events lost", LOST, lost)]
+        {
             if shown {
                 let key = Rect { x, y: y - 11.0, width: 16.0, height: 13.0 };
                 svg.rect(key, &format!("{fill} stroke=\"{GRID}\""), None);

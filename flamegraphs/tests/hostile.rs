@@ -3,8 +3,8 @@
 
 use flamegraphs::{
     Axis, Fault, FlameOptions, GpuBar, Header, HeatmapInput, HistogramInput, Hue, Lane, Loss, MatrixCell,
-    MatrixInput, Measure, Panel, Part, PercentileInput, Piece, Point, Quantile, RequestInput, Series, StepBar,
-    Stretch, Strip, TokenBar,
+    MatrixInput, Measure, Panel, Part, PercentileInput, Piece, Point, Quantile, RequestInput, Series,
+    StepBar, Stretch, Strip, TokenBar,
 };
 use proptest::prelude::*;
 

@@ -109,7 +109,10 @@ impl<'a> Lanes<'a> {
         let steps_top = first + shown.len() as f64 * (TOKEN_HEIGHT + GAP) + 8.0;
         let bottom = steps_top + STEP_HEIGHT + GAP + GPU_HEIGHT;
         if let Some(near) = magnified {
-            let rect = Rect { width: view.width(&near.range).max(2.0), ..view.rect(&near.range, first - 6.0, bottom - first + 10.0) };
+            let rect = Rect {
+                width: view.width(&near.range).max(2.0),
+                ..view.rect(&near.range, first - 6.0, bottom - first + 10.0)
+            };
             svg.rect(rect, "fill=\"#fff3c4\" stroke=\"#d9b44a\"", Some(&near.title));
         }
         self.axis(svg, view, first, bottom);
@@ -197,8 +200,7 @@ impl<'a> Lanes<'a> {
         let largest = self.steps.iter().map(|step| step.batch).max().unwrap_or(0).max(1);
         svg.text(LEFT - 8.0, y + 11.0, NAME, "batch");
         svg.text(LEFT - 8.0, y + 25.0, FAINT, &format!("0–{}", count(largest)));
-        let seen: Vec<&StepBar> =
-            self.steps.iter().copied().filter(|step| view.shows(&step.range)).collect();
+        let seen: Vec<&StepBar> = self.steps.iter().copied().filter(|step| view.shows(&step.range)).collect();
         let base = y + STEP_HEIGHT;
         svg.line(&[(LEFT, base), (RIGHT, base)], &format!("stroke=\"{GRID}\""), None);
         let px = |n: u64| STEP_HEIGHT * n as f64 / largest as f64;
@@ -280,7 +282,8 @@ impl<'a> Lanes<'a> {
         }
         let narrow = |range: &Range<u64>| view.shows(range) && view.width(range) < NARROW;
         if self.input.tokens.iter().flat_map(|token| &token.pieces).any(|piece| narrow(&piece.range)) {
-            let text = format!("parts under 1 px: each {BIN} px show the part that most of their time went to");
+            let text =
+                format!("parts under 1 px: each {BIN} px show the part that most of their time went to");
             let (x, y) = next_place(&mut place, KEY.width(&text) + 8.0);
             svg.text(x, y, KEY, &text);
         }

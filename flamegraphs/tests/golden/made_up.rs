@@ -2,8 +2,8 @@
 
 use flamegraphs::{
     Axis, Fault, FlameOptions, GpuBar, Header, HeatmapInput, HistogramInput, Hue, Lane, Loss, MatrixCell,
-    MatrixInput, Measure, Panel, Part, PercentileInput, Piece, Point, Quantile, RequestInput, Series, StepBar,
-    Stretch, Strip, TokenBar,
+    MatrixInput, Measure, Panel, Part, PercentileInput, Piece, Point, Quantile, RequestInput, Series,
+    StepBar, Stretch, Strip, TokenBar,
 };
 
 /// A small generator (splitmix64): the pictures must not depend on a crate's version.
@@ -231,7 +231,8 @@ pub(crate) fn request(n: usize, name: &str) -> RequestInput {
             is_first: index == 0,
             pieces,
         });
-        let gpu = GpuBar { range: started..ended, bound_ns: if index % 7 == 3 { 9_000 * US } else { 30 * US } };
+        let gpu =
+            GpuBar { range: started..ended, bound_ns: if index % 7 == 3 { 9_000 * US } else { 30 * US } };
         steps.push(StepBar {
             name: format!("step #{index}"),
             range: enqueued - 100 * US..ended,

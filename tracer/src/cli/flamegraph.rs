@@ -14,7 +14,6 @@ use super::duration::parse as duration;
 use super::picture::{ThreadNames, open, subtitle, write};
 use super::stacks::Stacks;
 use crate::capture::Capture;
-use crate::timeline::budget::Budgets;
 use crate::timeline::tables::Tables;
 use anyhow::{Context, Result};
 use flamegraphs::{FlameGraph, FlameOptions, Header};
@@ -64,7 +63,6 @@ pub(crate) struct Args {
 struct Source<'a> {
     capture: &'a Capture,
     tables: &'a Tables,
-    budgets: &'a Budgets,
     stacks: Stacks,
     threads: ThreadNames,
     filters: &'a Filters,
@@ -94,7 +92,6 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let tables = capture.tables()?;
     let source = Source {
         capture: &capture,
-        budgets: &capture.budgets_of(&tables)?,
         stacks: Stacks::read(&capture)?,
         threads: ThreadNames::read(&capture)?,
         tables: &tables,

@@ -143,11 +143,7 @@ const TIME: &str = "time since the recording began";
 impl Drawing<'_> {
     fn header(&self, title: String, n: usize) -> Header {
         let facts = [format!("n={n} {}", self.latency.count_name())];
-        Header {
-            title,
-            subtitle: subtitle(self.tables, &facts),
-            simulated: self.tables.meta.simulated,
-        }
+        Header { title, subtitle: subtitle(self.tables, &facts), simulated: self.tables.meta.simulated }
     }
 
     fn name(&self) -> String {
@@ -355,7 +351,8 @@ mod tests {
     fn steps_have_latencies_of_their_own() {
         let tables = crate::cli::testing::tables();
         let names = Names::default();
-        let (steps, spans) = (Latency::Step.observed(&tables, &names), Latency::GpuSpan.observed(&tables, &names));
+        let (steps, spans) =
+            (Latency::Step.observed(&tables, &names), Latency::GpuSpan.observed(&tables, &names));
         assert_eq!((steps.len(), spans.len()), (tables.steps.len(), tables.steps.len()));
         assert!(steps.iter().zip(&spans).all(|(step, span)| step.latency_ns >= span.latency_ns));
         assert_eq!(steps[0].name, format!("step #{}", tables.steps[0].id));

@@ -157,10 +157,9 @@ fn percentiles(recorded: &[Recorded], latency: Latency) -> PercentileInput {
         let some = if (1..recorded.len()).contains(&simulated) { " · simulated GPU in some" } else { "" };
         format!("{} captures · {lost}{some}", recorded.len())
     };
-    let series = recorded.iter().map(|one| Series {
-        name: one.name.clone(),
-        values: one.latencies.get(latency).values().collect(),
-    });
+    let series = recorded
+        .iter()
+        .map(|one| Series { name: one.name.clone(), values: one.latencies.get(latency).values().collect() });
     PercentileInput {
         header: Header {
             title: format!("Percentiles of {}", latency.name()),

@@ -3,12 +3,13 @@
 //! Of everything: by what the threads' batches were for ([`attribution`](super::attribution)). Of selected tokens: what of
 //! it they waited for, a sample being split over those that waited at its instant.
 
-use super::attribution::{Attribution, root_names, split};
+use super::attribution::{Attribution, root_names};
 use super::path::{Path, is_running};
 use super::select::Phase;
 use super::{Source, Weighted, WeightedStacks};
 use crate::cli::picture::name;
 use crate::event::{Event, StackId};
+use crate::timeline::shares::split;
 use anyhow::Result;
 use flamegraphs::Palette;
 use std::collections::{BTreeMap, HashMap};
@@ -58,7 +59,7 @@ fn all(source: &Source) -> Result<Weights> {
 
 fn waited_for(source: &Source) -> Result<Weights> {
     let tokens = source.filters.tokens(source.tables)?;
-    let path = Path::new(&tokens, source.budgets);
+    let path = Path::new(&tokens, &source.capture.budgets_of(source.tables)?);
     let window = source.filters.window(source.tables);
     let mut sums: BTreeMap<(usize, Phase, Option<StackId>), u64> = BTreeMap::new();
     let mut samples = BTreeMap::new();

@@ -15,7 +15,8 @@ const WAKER: &str = "_[w]";
 
 pub(super) fn weigh(source: &Source) -> Result<Weighted> {
     let path = if source.filters.is_by_token() {
-        Some(Path::new(&source.filters.tokens(source.tables)?, source.budgets))
+        let budgets = source.capture.budgets_of(source.tables)?;
+        Some(Path::new(&source.filters.tokens(source.tables)?, &budgets))
     } else {
         None
     };

@@ -132,7 +132,10 @@ impl Filters {
         for id in &self.request {
             let found = find(tables, id);
             if found.is_empty() {
-                bail!("no request `{}` in the capture; `tracer report` names the slowest ones", clean(id, 80));
+                bail!(
+                    "no request `{}` in the capture; `tracer report` names the slowest ones",
+                    clean(id, 80)
+                );
             }
             wanted.extend(found.iter().map(|request| request.id));
         }

@@ -34,14 +34,16 @@ pub(super) fn weigh(source: &Source, slow_from: Option<Duration>) -> Result<Weig
         ),
     };
     let group = |band: RangeInclusive<u64>| -> Vec<&Token> {
-        let is_in = |token: &&Token| latency.is_of(token) && token.latency_ns.is_some_and(|ns| band.contains(&ns));
+        let is_in =
+            |token: &&Token| latency.is_of(token) && token.latency_ns.is_some_and(|ns| band.contains(&ns));
         selected.tokens.iter().filter(is_in).collect()
     };
     let slow = group(contrast.slow.least_ns..=u64::MAX);
     let usual = group(contrast.usual.least_ns..=contrast.usual.most_ns);
+    let budgets = source.capture.budgets_of(source.tables)?;
     let mut weights: BTreeMap<Vec<String>, [u128; 2]> = BTreeMap::new();
     for (i, tokens) in [&usual, &slow].into_iter().enumerate() {
-        for segment in tokens.iter().flat_map(|token| segments(source, token)) {
+        for segment in tokens.iter().flat_map(|token| segments(source, &budgets, token)) {
             weights.entry(frames(source, &segment)).or_default()[i] += u128::from(segment.length_ns());
         }
     }
@@ -56,11 +58,17 @@ pub(super) fn weigh(source: &Source, slow_from: Option<Duration>) -> Result<Weig
         ),
         facts: vec![
             format!("slow n={}, mean {}", slow.len(), duration(contrast.slow.mean_ns.round() as u64)),
-            format!("usual (p25–p75) n={}, mean {}", usual.len(), duration(contrast.usual.mean_ns.round() as u64)),
+            format!(
+                "usual (p25–p75) n={}, mean {}",
+                usual.len(),
+                duration(contrast.usual.mean_ns.round() as u64)
+            ),
         ],
         count_name: "µs of a slow token",
         groups: 1,
         palette: Palette::Hot,
-        stacks: WeightedStacks::Grown(weights.into_iter().map(|(frames, sums)| (frames, mean(sums))).collect()),
+        stacks: WeightedStacks::Grown(
+            weights.into_iter().map(|(frames, sums)| (frames, mean(sums))).collect(),
+        ),
     })
 }

@@ -1,14 +1,15 @@
 //! The latencies of tokens: request → phase → part → stack. GPU and queue stand beside the CPU, and all of it sums to
 //! the latencies.
 
-use super::attribution::{root_names, split};
+use super::attribution::root_names;
 use super::path::Path;
 use super::select::Phase;
 use super::{Source, Weighted, WeightedStacks};
 use crate::cli::picture::name;
 use crate::event::StackId;
-use crate::timeline::budget::{Label, Segment};
+use crate::timeline::budget::{Budgets, Label, Segment};
 use crate::timeline::rows::Token;
+use crate::timeline::shares::split;
 use anyhow::Result;
 use flamegraphs::Palette;
 use std::collections::{BTreeMap, HashMap};
@@ -18,12 +19,13 @@ pub(super) fn weigh(source: &Source) -> Result<Weighted> {
     let numbers: HashMap<u64, usize> =
         source.tables.requests.iter().enumerate().map(|(i, request)| (request.id, i)).collect();
     let request = |token: &Token| numbers.get(&token.request).copied().unwrap_or(usize::MAX);
-    let (running, samples) = samples(source, &tokens, |token| (request(token), Phase::of(token)))?;
+    let budgets = source.capture.budgets_of(source.tables)?;
+    let (running, samples) = samples(source, &budgets, &tokens, |token| (request(token), Phase::of(token)))?;
     let mut weights: BTreeMap<((usize, Phase), Vec<String>), u64> = BTreeMap::new();
     let mut unsplit: BTreeMap<((usize, Phase), Label), u64> = BTreeMap::new();
     for token in &tokens {
         let key = (request(token), Phase::of(token));
-        for segment in segments(source, token) {
+        for segment in segments(source, &budgets, token) {
             if is_sampled(segment.label) {
                 *unsplit.entry((key, segment.label)).or_default() += segment.length_ns();
             } else {
@@ -64,9 +66,10 @@ pub(super) fn weigh(source: &Source) -> Result<Weighted> {
 }
 
 /// The parts of a token's latency, of the selected threads.
-pub(super) fn segments<'a>(source: &'a Source, token: &Token) -> impl Iterator<Item = Segment> + use<'a> {
-    let is_wanted = |segment: &Segment| source.filters.has_thread(&source.threads, segment.thread);
-    source.budgets.segments(token).into_iter().filter(is_wanted)
+pub(super) fn segments(source: &Source, budgets: &Budgets, token: &Token) -> Vec<Segment> {
+    let mut segments = budgets.segments(token);
+    segments.retain(|segment| source.filters.has_thread(&source.threads, segment.thread));
+    segments
 }
 
 /// A part, what it was blocked on, and its stack.
@@ -89,10 +92,11 @@ type Running<K> = BTreeMap<(K, Label), BTreeMap<Option<StackId>, u64>>;
 
 fn samples<K: Ord>(
     source: &Source,
+    budgets: &Budgets,
     tokens: &[&Token],
     key: impl Fn(&Token) -> K,
 ) -> Result<(Running<K>, u64)> {
-    let path = Path::new(tokens, source.budgets);
+    let path = Path::new(tokens, budgets);
     let mut running: Running<K> = BTreeMap::new();
     let mut samples = 0;
     for sample in source.capture.samples()? {

@@ -62,7 +62,7 @@ pub(super) fn percentiles(distribution: &Distribution) -> String {
         text.push('\n');
     }
     let (mean, deviation) = (histogram.mean() / NS_PER_MS, histogram.stdev() / NS_PER_MS);
-    let max = distribution.max().unwrap_or(0) as f64 / NS_PER_MS;
+    let max = histogram.max() as f64 / NS_PER_MS;
     // The smallest power of two that tells values apart at that precision.
     let sub_buckets = (2 * 10u64.pow(histogram.sigfig().into())).next_power_of_two();
     let _ = writeln!(text, "#[Mean    = {mean:12.3}, StdDeviation   = {deviation:12.3}]");

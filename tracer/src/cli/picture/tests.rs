@@ -5,8 +5,8 @@ use super::subtitle;
 use crate::capture::{self, Meta, Writer};
 use crate::event::mark::{Batch, RequestBegin, Token};
 use crate::event::{
-    Call, CallEnd, Event, Frame, Mark, MarkEvent, Origin, Point, ProcessId, Role, Sample, Sched, Stack, StackCut,
-    StackId,
+    Call, CallEnd, Event, Frame, Mark, MarkEvent, Origin, Point, ProcessId, Role, Sample, Sched, Stack,
+    StackCut, StackId,
 };
 use crate::timeline::tables::{LedgerRow, Tables};
 use anyhow::Result;
@@ -242,7 +242,9 @@ fn a_request_and_the_other_heatmaps_are_drawn() -> Result<()> {
     let name = file.to_string_lossy();
     request::run(&parse(&capture, &["<b>&\u{1b}[31m", "-o", &name])?)?;
     let svg = std::fs::read_to_string(&file)?;
-    for part in ["Request &lt;b&gt;&amp;", "Latency of each token", "Where threads had no CPU", "simulated GPU"] {
+    for part in
+        ["Request &lt;b&gt;&amp;", "Latency of each token", "Where threads had no CPU", "simulated GPU"]
+    {
         assert!(svg.contains(part), "no {part} in the request");
     }
     assert!(!svg.contains("<b>"));

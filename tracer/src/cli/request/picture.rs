@@ -150,7 +150,7 @@ impl Drawing<'_> {
         let request = self.life.request;
         let unseen = u64::from(request.declared_tokens.unwrap_or(0)).saturating_sub(request.tokens.into());
         let unknown = self.life.tokens.len().saturating_sub(tokens.len()) as u64;
-        let held = self.life.tokens.iter().filter(|piece| piece.token.wire_ns.is_some()).count() as u64;
+        let held = self.life.tokens.iter().filter(|piece| piece.token.held_ns().is_some()).count() as u64;
         let notes = [
             (unseen, "tokens were not seen"),
             (unknown, "tokens are not drawn: the token before them was not seen"),
