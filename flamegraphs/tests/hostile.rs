@@ -76,6 +76,26 @@ fn strip() -> impl Strategy<Value = Strip> {
         .prop_map(|(name, lanes, held, faults)| Strip { name, lanes, held, faults })
 }
 
+/// A range, its bound.
+type Gpu = ((u64, u64), u64);
+
+/// A range, when the GPU ran it, batch, prompts, whether it is the request's own.
+fn step() -> impl Strategy<Value = StepBar> {
+    let gpu =
+        any::<Option<Gpu>>().prop_map(|gpu| gpu.map(|((a, b), bound_ns)| GpuBar { range: a..b, bound_ns }));
+    (hostile(), any::<(u64, u64)>(), gpu, any::<(u64, u64, u64, bool)>()).prop_map(
+        |(name, (a, b), gpu, (batch, prompts, prompt_tokens, is_own))| StepBar {
+            name,
+            range: a..b,
+            gpu,
+            batch,
+            prompts,
+            prompt_tokens,
+            is_own,
+        },
+    )
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
@@ -167,7 +187,7 @@ proptest! {
         header in header(),
         names in (hostile(), hostile(), hostile(), hostile()),
         tokens in prop::collection::vec((0u32..9, any::<(u64, u64)>(), any::<(u64, u64)>(), 0usize..3), 1..40),
-        steps in prop::collection::vec((any::<(u64, u64)>(), any::<Option<(u64, u64, u64)>>(), any::<(u64, u64, bool)>()), 0..20),
+        steps in prop::collection::vec(step(), 0..20),
     ) {
         let (name, what, part, note) = names;
         let parts = [Hue::Blue, Hue::Grey].map(|hue| Part { name: part.clone(), meaning: what.clone(), hue, hatched: hue == Hue::Grey });
@@ -178,20 +198,11 @@ proptest! {
             is_first: lane == 0,
             pieces: vec![Piece { range: c..d, part, what: what.clone(), stack: vec![name.clone()] }],
         };
-        let step = |((a, b), gpu, (batch, prompts, is_own)): ((u64, u64), Option<(u64, u64, u64)>, _)| StepBar {
-            name: name.clone(),
-            range: a..b,
-            gpu: gpu.map(|(a, b, bound_ns)| GpuBar { range: a..b, bound_ns }),
-            batch,
-            prompts,
-            prompt_tokens: prompts,
-            is_own,
-        };
         let input = RequestInput {
             header,
             parts: parts.into(),
             tokens: tokens.into_iter().map(token).collect(),
-            steps: steps.into_iter().map(step).collect(),
+            steps,
             notes: vec![note],
         };
         let svg = flamegraphs::request(&input).map_err(|e| TestCaseError::fail(e.to_string()))?;

@@ -251,7 +251,7 @@ fn a_request_and_the_other_heatmaps_are_drawn() -> Result<()> {
     for (flags, part) in [
         (["--by", "offset"], "Tokens by offset in the second"),
         (["--by", "request"], "in time: 3 requests"),
-        (["--latency", "step"], "n=40 steps"),
+        (["--latency", "ttft"], "n=3 tokens"),
     ] {
         heatmap::run(&parse(&capture, &[&flags[..], &["-o", &name]].concat())?)?;
         let svg = std::fs::read_to_string(&file)?;
