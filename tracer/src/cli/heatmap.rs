@@ -91,7 +91,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         By::Token | By::TokenLog | By::Offset => Latency::All,
     });
     if latency.is_of_steps() && (args.by.is_index() || args.by == By::Request) {
-        bail!("a step is of several tokens and requests: use --by time or --by offset for {latency:?}");
+        bail!("a step is of several tokens and requests: draw its latency --by time or --by offset");
     }
     let capture = open(&args.capture)?;
     let tables = capture.tables()?;

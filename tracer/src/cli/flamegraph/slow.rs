@@ -1,7 +1,7 @@
 //! Slow tokens against usual ones: part → stack, ns of a token.
 
 use super::select::Phase;
-use super::token_time::{frames, segments};
+use super::token_time::{Place, segments};
 use super::{Source, Weighted, WeightedStacks};
 use crate::cli::duration::ns;
 use crate::latency::{Contrast, Latency, TooFew};
@@ -41,10 +41,10 @@ pub(super) fn weigh(source: &Source, slow_from: Option<Duration>) -> Result<Weig
     let slow = group(contrast.slow.least_ns..=u64::MAX);
     let usual = group(contrast.usual.least_ns..=contrast.usual.most_ns);
     let budgets = source.capture.budgets_of(source.tables)?;
-    let mut weights: BTreeMap<Vec<String>, [u128; 2]> = BTreeMap::new();
+    let mut weights: BTreeMap<Place, [u128; 2]> = BTreeMap::new();
     for (i, tokens) in [&usual, &slow].into_iter().enumerate() {
         for segment in tokens.iter().flat_map(|token| segments(source, &budgets, token)) {
-            weights.entry(frames(source, &segment)).or_default()[i] += u128::from(segment.length_ns());
+            weights.entry(Place::of(&segment)).or_default()[i] += u128::from(segment.length_ns());
         }
     }
     let counts = [usual.len().max(1), slow.len().max(1)].map(|n| n as u128);
@@ -68,7 +68,7 @@ pub(super) fn weigh(source: &Source, slow_from: Option<Duration>) -> Result<Weig
         groups: 1,
         palette: Palette::Hot,
         stacks: WeightedStacks::Grown(
-            weights.into_iter().map(|(frames, sums)| (frames, mean(sums))).collect(),
+            weights.into_iter().map(|(place, sums)| (place.frames(source), mean(sums))).collect(),
         ),
     })
 }

@@ -7,7 +7,7 @@ use super::select::Phase;
 use super::{Source, Weighted, WeightedStacks};
 use crate::cli::picture::name;
 use crate::event::StackId;
-use crate::timeline::budget::{Budgets, Label, Segment};
+use crate::timeline::budget::{Blocked, Budgets, Label, Segment};
 use crate::timeline::rows::Token;
 use crate::timeline::shares::split;
 use anyhow::Result;
@@ -21,22 +21,23 @@ pub(super) fn weigh(source: &Source) -> Result<Weighted> {
     let request = |token: &Token| numbers.get(&token.request).copied().unwrap_or(usize::MAX);
     let budgets = source.capture.budgets_of(source.tables)?;
     let (running, samples) = samples(source, &budgets, &tokens, |token| (request(token), Phase::of(token)))?;
-    let mut weights: BTreeMap<((usize, Phase), Vec<String>), u64> = BTreeMap::new();
-    let mut unsplit: BTreeMap<((usize, Phase), Label), u64> = BTreeMap::new();
+    let mut sums: BTreeMap<((usize, Phase), Place), u64> = BTreeMap::new();
     for token in &tokens {
         let key = (request(token), Phase::of(token));
         for segment in segments(source, &budgets, token) {
-            if is_sampled(segment.label) {
-                *unsplit.entry((key, segment.label)).or_default() += segment.length_ns();
-            } else {
-                *weights.entry((key, frames(source, &segment))).or_default() += segment.length_ns();
-            }
+            *sums.entry((key, Place::of(&segment))).or_default() += segment.length_ns();
         }
     }
+    let (unsplit, whole): (Vec<_>, Vec<_>) =
+        sums.into_iter().partition(|((_, place), _)| is_sampled(place.label));
+    let mut weights: BTreeMap<((usize, Phase), Vec<String>), u64> = BTreeMap::new();
+    for ((key, place), ns) in whole {
+        *weights.entry((key, place.frames(source))).or_default() += ns;
+    }
     // What threads ran is split by the samples of them that are there.
-    for ((key, label), ns) in unsplit {
-        let root = vec![label.name().to_owned()];
-        let seen = running.get(&(key, label)).cloned().unwrap_or_default();
+    for ((key, place), ns) in unsplit {
+        let root = place.frames(source);
+        let seen = running.get(&(key, place.label)).cloned().unwrap_or_default();
         if seen.is_empty() {
             *weights.entry((key, root)).or_default() += ns;
             continue;
@@ -73,13 +74,26 @@ pub(super) fn segments(source: &Source, budgets: &Budgets, token: &Token) -> Vec
 }
 
 /// A part, what it was blocked on, and its stack.
-pub(super) fn frames(source: &Source, segment: &Segment) -> Vec<String> {
-    let mut frames = vec![segment.label.name().to_owned()];
-    frames.extend(segment.blocked.map(|on| on.name().to_owned()));
-    if segment.stack.is_some() {
-        frames.extend(source.stacks.off_cpu(segment.stack));
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Place {
+    label: Label,
+    blocked: Option<Blocked>,
+    stack: Option<StackId>,
+}
+
+impl Place {
+    pub(super) const fn of(segment: &Segment) -> Self {
+        Self { label: segment.label, blocked: segment.blocked, stack: segment.stack }
     }
-    frames
+
+    pub(super) fn frames(self, source: &Source) -> Vec<String> {
+        let mut frames = vec![self.label.name().to_owned()];
+        frames.extend(self.blocked.map(|on| on.name().to_owned()));
+        if self.stack.is_some() {
+            frames.extend(source.stacks.off_cpu(self.stack));
+        }
+        frames
+    }
 }
 
 /// Its thread runs the program's own code.
