@@ -6,7 +6,7 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProfileError {
-    #[error("cannot read the profile {} (a file, cuda_graph, or own_steps)", path.display())]
+    #[error("cannot read the profile {} (a file, cuda_graph, own_steps, or shapes)", path.display())]
     Read { path: PathBuf, source: std::io::Error },
     #[error("{} is not a profile", path.display())]
     Parse { path: PathBuf, source: Box<toml::de::Error> },

@@ -7,7 +7,7 @@
 //!
 //! [[point]]
 //! symbols = ["llama_decode"]       # functions by name; or `rtti` (a C++ virtual method), `usdt`, `refuse` (a reason)
-//! role = "step"                    # step, launch, graph_launch, wait, copy, event_record, loader, mark, other
+//! role = "step"                    # step, launch, graph_launch, wait, copy, event_record, loader, mark, open, shape, nvtx, other
 //! returns = "c"                    # "c" or "noexcept": a return probe is safe; "throws", "never": entry only
 //! args = { context = 0 }           # what the integer arguments 0..=5 mean
 //! ```
@@ -256,7 +256,7 @@ impl Pattern {
 }
 
 /// The profiles that are built in.
-const BUILTIN: [&str; 9] = [
+const BUILTIN: [&str; 11] = [
     include_str!("../profiles/tensorrt.toml"),
     include_str!("../profiles/tensorrt_rtx.toml"),
     include_str!("../profiles/tensorrt_python.toml"),
@@ -264,14 +264,17 @@ const BUILTIN: [&str; 9] = [
     include_str!("../profiles/onnxruntime.toml"),
     include_str!("../profiles/cuda.toml"),
     include_str!("../profiles/cudart.toml"),
+    include_str!("../profiles/files.toml"),
     include_str!("../profiles/loader.toml"),
+    include_str!("../profiles/nvtx.toml"),
     include_str!("../profiles/marks.toml"),
 ];
 
 /// Profiles that are built in and used only when asked for, by name.
-const OPTIONAL: [(&str, &str); 2] = [
+const OPTIONAL: [(&str, &str); 3] = [
     ("cuda_graph", include_str!("../profiles/optional/cuda_graph.toml")),
     ("own_steps", include_str!("../profiles/optional/own_steps.toml")),
+    ("shapes", include_str!("../profiles/optional/shapes.toml")),
 ];
 
 /// A set of profiles: the built-in ones and those that the user added.
@@ -353,7 +356,12 @@ impl Profiles {
     #[must_use]
     pub fn engine_of(&self, name: &str) -> Option<&str> {
         let work = |profile: &&Profile| {
-            profile.point.iter().any(|point| !matches!(point.role, Role::Loader | Role::Mark | Role::Other))
+            profile.point.iter().any(|point| {
+                !matches!(
+                    point.role,
+                    Role::Loader | Role::Mark | Role::Open | Role::Shape | Role::Nvtx | Role::Other
+                )
+            })
         };
         self.profiles
             .iter()

@@ -19,6 +19,12 @@ pub enum Role {
     Loader,
     /// The site of marks.
     Mark,
+    /// Opens a file.
+    Open,
+    /// Sets the shape of an engine's input.
+    Shape,
+    /// A function of NVTX.
+    Nvtx,
     /// Anything else worth recording.
     Other,
 }
@@ -37,6 +43,9 @@ impl Role {
             Self::ContextEnd => "context_end",
             Self::Loader => "loader",
             Self::Mark => "mark",
+            Self::Open => "open",
+            Self::Shape => "shape",
+            Self::Nvtx => "nvtx",
             Self::Other => "other",
         }
     }

@@ -31,7 +31,21 @@ enum State {
     Alone,
     Idle,
     Active,
+    /// It is NVTX's tool, too, and nobody listens; somebody does; somebody does, and each step is sampled.
+    NamedIdle,
+    Named,
+    Sampled,
 }
+
+impl State {
+    const ALL: [Self; 6] =
+        [Self::Alone, Self::Idle, Self::Active, Self::NamedIdle, Self::Named, Self::Sampled];
+}
+
+/// Layers, and so kernels, of the larger step.
+const LAYERS: u32 = 64;
+/// Larger steps that are measured.
+const LARGE_STEPS: usize = 1_000;
 
 /// ns of a call.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -41,12 +55,14 @@ pub(crate) struct Cost {
     /// Of a step of one kernel.
     p50: f64,
     p99: f64,
+    /// Of a step of [`LAYERS`] layers, each with a name and a kernel.
+    large_p50: f64,
 }
 
-/// alone, with the library idle, with it active: by round.
+/// In each state, by round.
 #[derive(Debug, Serialize)]
 pub(crate) struct Outcome {
-    rounds: Vec<[Cost; 3]>,
+    rounds: Vec<[Cost; 6]>,
 }
 
 /// Measures rounds of the three next to each other, each in a process of its own.
@@ -59,12 +75,15 @@ pub(crate) fn run(rounds: usize) -> Result<Outcome> {
         crate::progress(&format!("injected library: round {} of {rounds}", round + 1));
         let measure = |state| measure(folder.path(), &library, state);
         // In turns, so that what changes over time hits all.
-        outcome.rounds.push(if round % 2 == 0 {
-            [measure(State::Alone)?, measure(State::Idle)?, measure(State::Active)?]
-        } else {
-            let (active, idle) = (measure(State::Active)?, measure(State::Idle)?);
-            [measure(State::Alone)?, idle, active]
-        });
+        let mut order = State::ALL;
+        if round % 2 == 1 {
+            order.reverse();
+        }
+        let mut costs = order.into_iter().map(measure).collect::<Result<Vec<Cost>>>()?;
+        if round % 2 == 1 {
+            costs.reverse();
+        }
+        outcome.rounds.push(costs.try_into().map_err(|_| anyhow::anyhow!("a state was not measured"))?);
     }
     Ok(outcome)
 }
@@ -75,8 +94,12 @@ fn measure(libraries: &Path, inject: &Path, state: State) -> Result<Cost> {
     if state != State::Alone {
         command.env("LD_PRELOAD", inject);
     }
-    if state == State::Active {
+    if matches!(state, State::Active | State::Named | State::Sampled) {
         command.env(SINK, "/dev/null");
+    }
+    if matches!(state, State::NamedIdle | State::Named | State::Sampled) {
+        let every = if state == State::Sampled { "1" } else { "0" };
+        command.env("NVTX_INJECTION64_PATH", inject).env("TRACER_INJECT_LAYERS", every);
     }
     let output = command.output().context("cannot start myself")?;
     ensure!(output.status.success(), "{state:?}: {}", output.status);
@@ -95,7 +118,7 @@ pub(crate) fn table(outcome: &Outcome) -> Table {
             stats::median(&values).unwrap_or(f64::NAN)
         };
         let added =
-            |round: &[Cost; 3]| figure(&round[state as usize]) - figure(&round[State::Alone as usize]);
+            |round: &[Cost; 6]| figure(&round[state as usize]) - figure(&round[State::Alone as usize]);
         let added = stats::estimate(&outcome.rounds.iter().map(added).collect::<Vec<f64>>());
         let text =
             |of: fn(&Estimate) -> f64| added.as_ref().map_or("–".into(), |e| format!("{:.1}", of(e)));
@@ -113,6 +136,11 @@ pub(crate) fn table(outcome: &Outcome) -> Table {
     row("a step of one kernel, library idle", "p99", State::Idle, |cost| cost.p99);
     row("a step of one kernel, timed", "p50", State::Active, |cost| cost.p50);
     row("a step of one kernel, timed", "p99", State::Active, |cost| cost.p99);
+    row("a step of 64 layers, library idle", "p50", State::Idle, |cost| cost.large_p50);
+    row("a step of 64 layers, NVTX injected, idle", "p50", State::NamedIdle, |cost| cost.large_p50);
+    row("a step of 64 layers, timed", "p50", State::Active, |cost| cost.large_p50);
+    row("a step of 64 layers, NVTX injected, timed, not sampled", "p50", State::Named, |cost| cost.large_p50);
+    row("a step of 64 layers, sampled", "p50", State::Sampled, |cost| cost.large_p50);
     table
 }
 
@@ -178,6 +206,20 @@ pub(crate) fn enqueue() -> Result<()> {
         }
     }
     took.sort_unstable_by(f64::total_cmp);
+    // SAFETY: as above; kernels of 1 µs.
+    unsafe { set_step(object, 1_000 * u64::from(LAYERS), LAYERS, 0) };
+    let mut large = Vec::with_capacity(LARGE_STEPS);
+    for i in 0..LARGE_STEPS {
+        let begin = Instant::now();
+        step();
+        large.push(begin.elapsed().as_nanos() as f64);
+        if i % 4 == 3 {
+            synchronize();
+            // There are events for four sampled steps; they come back every 2 ms.
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+    large.sort_unstable_by(f64::total_cmp);
     // SAFETY: as above; no kernels.
     unsafe { set_step(object, 0, 0, 0) };
     let mut empty = f64::INFINITY;
@@ -188,7 +230,8 @@ pub(crate) fn enqueue() -> Result<()> {
         }
         empty = empty.min(begin.elapsed().as_nanos() as f64 / CALLS as f64);
     }
-    let cost = Cost { empty, p50: took[STEPS / 2], p99: took[STEPS * 99 / 100] };
+    let cost =
+        Cost { empty, p50: took[STEPS / 2], p99: took[STEPS * 99 / 100], large_p50: large[LARGE_STEPS / 2] };
     println!("{}", serde_json::to_string(&cost)?);
     Ok(())
 }

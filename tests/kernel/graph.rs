@@ -21,6 +21,11 @@ const LAUNCHES: usize = 4000;
 
 /// A program of the injected library's tests, compiled into a folder with the stand-in driver.
 pub(crate) fn compile(folder: &Path, source: &str) -> Result<PathBuf> {
+    compile_with(folder, source, &[])
+}
+
+/// As [`compile`], with these options.
+pub(crate) fn compile_with(folder: &Path, source: &str, options: &[&str]) -> Result<PathBuf> {
     standin::stage_driver(folder)?;
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engines/inject/tests/data");
     let program = folder.join("program");
@@ -28,11 +33,23 @@ pub(crate) fn compile(folder: &Path, source: &str) -> Result<PathBuf> {
     compiler
         .args(["-std=c++17", "-O2", "-o"])
         .arg(&program)
+        .args(options)
         .arg(data.join(source))
         .args(["-ldl", "-lpthread"]);
     let output = compiler.output().context("running g++ (apt-get install g++)")?;
     ensure!(output.status.success(), "g++: {}", faults::stderr(&output));
     Ok(program)
+}
+
+/// A shared library of the injected library's tests.
+pub(crate) fn compile_library(path: &Path, source: &str) -> Result<()> {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engines/inject/tests/data");
+    let mut compiler = Command::new("g++");
+    compiler.args(["-std=c++17", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-o"]).arg(path);
+    let output =
+        compiler.arg(data.join(source)).arg("-ldl").output().context("running g++ (apt-get install g++)")?;
+    ensure!(output.status.success(), "g++: {}", faults::stderr(&output));
+    Ok(())
 }
 
 /// Records the program; `how`: how it gets `cuGraphLaunch`.

@@ -11,6 +11,7 @@ mod graph;
 mod hostile;
 mod http;
 mod inject;
+mod layers;
 mod marks;
 mod marks_python;
 mod nvml;
@@ -60,6 +61,7 @@ fn trials() -> Vec<Trial> {
         if aiperf::folder().is_some() { aiperf::TESTS } else { &[] },
         graph::TESTS,
         inject::TESTS,
+        layers::TESTS,
         faults::TESTS,
         nvml::TESTS,
         placement::TESTS,

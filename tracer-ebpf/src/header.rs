@@ -12,6 +12,7 @@ pub enum Kind {
     Sample = 4,
     Process = 5,
     Socket = 6,
+    Open = 7,
 }
 
 /// A record kind that this version does not know.
@@ -29,6 +30,7 @@ impl TryFrom<u16> for Kind {
             4 => Self::Sample,
             5 => Self::Process,
             6 => Self::Socket,
+            7 => Self::Open,
             other => return Err(UnknownKind(other)),
         })
     }

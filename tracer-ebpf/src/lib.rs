@@ -13,10 +13,13 @@ pub mod call;
 pub mod counter;
 pub mod header;
 pub mod mark;
+pub mod nvtx;
 pub mod offsets;
+pub mod open;
 pub mod process;
 pub mod sample;
 pub mod sched;
+pub mod shape;
 pub mod socket;
 
 pub use call::Call;
@@ -24,6 +27,7 @@ pub use counter::Counter;
 pub use header::{Header, Kind, UnknownKind};
 pub use mark::MarkRecord;
 pub use offsets::Offsets;
+pub use open::Open;
 pub use process::Process;
 pub use sample::Sample;
 pub use sched::Sched;
@@ -34,7 +38,7 @@ pub const MAX_FRAMES: usize = 127;
 
 /// Names of maps that user space opens.
 pub mod maps {
-    /// Ring for `call`, `mark`, `socket` and `process` records: shed last.
+    /// Ring for `call`, `mark`, `socket`, `open` and `process` records: shed last.
     pub const VITAL: &str = "VITAL";
     /// Ring for `sched` and `sample` records: shed first.
     pub const BULK: &str = "BULK";
@@ -77,6 +81,9 @@ pub mod programs {
     pub const CALL_RETURN: &str = "call_return";
     /// uprobe: a mark.
     pub const MARK: &str = "mark";
+    /// uprobe and uretprobe: a function of NVTX.
+    pub const NVTX: &str = "nvtx";
+    pub const NVTX_RETURN: &str = "nvtx_return";
     /// tp_btf/sched_switch.
     pub const SCHED_SWITCH: &str = "sched_switch";
     /// tp_btf/sched_waking.
@@ -96,6 +103,10 @@ pub mod programs {
     /// tp_btf/sys_enter and sys_exit: in place of the socket programs on kernels before 6.3.
     pub const SYSCALL_ENTER: &str = "syscall_enter";
     pub const SYSCALL_EXIT: &str = "syscall_exit";
+    /// uprobe: the shape of an engine's input.
+    pub const SHAPE: &str = "shape";
+    /// uprobe: a function that opens files.
+    pub const FILE_OPEN: &str = "file_open";
     /// perf_event: on-CPU sampling.
     pub const SAMPLE: &str = "sample";
     /// tp_btf/sched_process_fork.

@@ -51,9 +51,13 @@ pub enum MarkKind {
     Token = 4,
     Phase = 5,
     Attr = 6,
+    Nvtx = 7,
+    Shape = 8,
     GpuSpan = 16,
     ClockBurst = 17,
     InjectState = 18,
+    GpuLayers = 19,
+    NvtxState = 20,
 }
 
 impl TryFrom<u16> for MarkKind {
@@ -67,9 +71,13 @@ impl TryFrom<u16> for MarkKind {
             4 => Self::Token,
             5 => Self::Phase,
             6 => Self::Attr,
+            7 => Self::Nvtx,
+            8 => Self::Shape,
             16 => Self::GpuSpan,
             17 => Self::ClockBurst,
             18 => Self::InjectState,
+            19 => Self::GpuLayers,
+            20 => Self::NvtxState,
             other => return Err(crate::UnknownKind(other)),
         })
     }
@@ -232,6 +240,62 @@ pub struct Attr {
     pub _pad: [u16; 3],
 }
 
+/// `Nvtx::action`: a range of the thread begins or ends; ranges of a thread and domain nest.
+pub const NVTX_PUSH: u16 = 0;
+pub const NVTX_POP: u16 = 1;
+/// `Nvtx::action`: a range of the process begins or ends, possibly on different threads; `range` names it.
+pub const NVTX_START: u16 = 2;
+pub const NVTX_END: u16 = 3;
+/// `Nvtx::action`: something happened.
+pub const NVTX_MARK: u16 = 4;
+/// `Nvtx::action`: the range that this thread began last by [`NVTX_START`] with `range` 0 got its number.
+pub const NVTX_STARTED: u16 = 5;
+
+/// `Nvtx::payload_kind`: none, or how to read `payload` (the numbers of `nvtxPayloadType_t`).
+pub const NVTX_PAYLOAD_NONE: u16 = 0;
+pub const NVTX_PAYLOAD_U64: u16 = 1;
+pub const NVTX_PAYLOAD_I64: u16 = 2;
+pub const NVTX_PAYLOAD_F64: u16 = 3;
+pub const NVTX_PAYLOAD_U32: u16 = 4;
+pub const NVTX_PAYLOAD_I32: u16 = 5;
+pub const NVTX_PAYLOAD_F32: u16 = 6;
+
+/// Longest name of a range, mark or domain of NVTX, in bytes; longer ones are cut.
+pub const MAX_NVTX_BYTES: usize = 160;
+
+/// The program made a range or a mark by NVTX. Tail: name, domain.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct Nvtx {
+    pub header: MarkHeader,
+    /// Number of the range where `NVTX_START` and `NVTX_END` have one. Of nested ranges: the handle of their domain, where
+    /// its name is not known. Else 0.
+    pub range: u64,
+    /// Bits of the payload, as `payload_kind` says.
+    pub payload: u64,
+    /// `NVTX_*` action.
+    pub action: u16,
+    pub payload_kind: u16,
+    pub name_bytes: u16,
+    pub domain_bytes: u16,
+}
+
+/// Most dimensions of a tensor (`nvinfer1::Dims::MAX_DIMS`).
+pub const MAX_DIMS: usize = 8;
+
+/// The program set the shape of an engine's input. Tail: the input's name.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct Shape {
+    pub header: MarkHeader,
+    /// The execution context, as the steps that it runs have it.
+    pub object: u64,
+    pub dims: [i64; MAX_DIMS],
+    /// Dimensions that count.
+    pub count: u32,
+    pub name_bytes: u32,
+}
+
 /// The injected library measured a step on the GPU: two events around it on its own stream.
 ///
 /// Device times are raw: milliseconds as f32 bits, as `cuEventElapsedTime` gave them. Joined to its step by `tid`
@@ -259,8 +323,12 @@ pub struct GpuSpan {
     pub begin_ms_bits: u32,
     /// f32 bits: elapsed(begin event, end event).
     pub span_ms_bits: u32,
-    pub _pad: u32,
+    /// `SPAN_*` bits.
+    pub flags: u32,
 }
+
+/// `GpuSpan::flags`: events were recorded between its layers, too, so that the step took longer than it would have.
+pub const SPAN_SAMPLED: u32 = 1;
 
 /// The injected library compared the clocks. Tail: `readings` × [`ClockReading`].
 #[repr(C)]
@@ -310,4 +378,63 @@ pub struct InjectState {
     pub skipped_pool: u64,
     pub skipped_error: u64,
     pub abandoned: u64,
+}
+
+/// Ranges of one step at most.
+pub const MAX_LAYERS: usize = 1024;
+/// `GpuLayer::parent`: no other range encloses it.
+pub const NO_LAYER: u32 = u32::MAX;
+/// `GpuLayers::flags`: the step had more ranges than [`MAX_LAYERS`], or events for them failed: the rest is missing.
+pub const LAYERS_CUT: u32 = 1;
+
+/// The NVTX ranges inside a sampled step, each between two events on the step's stream. Comes before the step's
+/// [`GpuSpan`]. Tail: `layers` × [`GpuLayer`], then their names one after the other.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct GpuLayers {
+    pub header: MarkHeader,
+    /// [`GpuSpan::sequence`] of the step.
+    pub sequence: u64,
+    /// Ranges of the step, over all marks.
+    pub total: u32,
+    /// Number of the first range of this mark; ranges are in order of their begin.
+    pub first: u32,
+    /// Ranges in this mark.
+    pub layers: u32,
+    /// `LAYERS_*` bits.
+    pub flags: u32,
+}
+
+/// One range inside a step.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct GpuLayer {
+    /// f32 bits: elapsed(begin event of the step, event at the range's begin or end).
+    pub begin_ms_bits: u32,
+    pub end_ms_bits: u32,
+    /// Number of the range that encloses this one, or [`NO_LAYER`].
+    pub parent: u32,
+    pub depth: u16,
+    pub name_bytes: u16,
+}
+
+/// What became of NVTX in this process; once a second while a tracer listens. Counts are since the program started.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct NvtxState {
+    pub header: MarkHeader,
+    /// Users of NVTX in the process (each library with its headers is one), and those whose tables were not understood.
+    pub clients: u32,
+    pub refused: u32,
+    /// One step in so many is sampled; 0: none.
+    pub sample_every: u32,
+    pub _pad: u32,
+    /// Ranges and marks that were reported, and those that were not because there were too many at a time.
+    pub reported: u64,
+    pub limited: u64,
+    /// Names that were not kept because there were too many.
+    pub names_lost: u64,
+    /// Steps that were sampled; those that should have been but for want of events.
+    pub sampled: u64,
+    pub skipped_pool: u64,
 }

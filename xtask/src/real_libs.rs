@@ -1,7 +1,7 @@
 //! `cargo xtask test --real-libs`: NVIDIA's own libraries, and the tests on them.
 //!
 //! They are fetched by name through pip, apt and npm, once, into `target/real-libs`, a folder for each; of each package
-//! only the named files stay. The resolver only reads them. Of the driver, the kernel tier and the benchmark call
+//! only the named files and folders stay. The resolver only reads them; the injected library is tested with NVTX's headers. Of the driver, the kernel tier and the benchmark call
 //! functions that need no GPU; nothing else of them is ever loaded.
 
 use crate::command::{cargo, display, root, run as run_command};
@@ -22,7 +22,7 @@ pub(crate) enum Which {
 }
 
 struct Package {
-    /// The name that `engines/tests/real` has for it.
+    /// The name that `engines/tests/real`, or `engines/inject/tests/nvtx.rs`, has for it.
     folder: &'static str,
     source: Source,
     files: &'static [&'static str],
@@ -45,9 +45,11 @@ const fn package(folder: &'static str, source: Source, files: &'static [&'static
 const DRIVER_550: Package =
     package("driver-550", Driver("trixie", "550.163.01-2"), &["libcuda.so.550.163.01"]);
 
-const SMALL: [Package; 3] = [
+const SMALL: [Package; 4] = [
     package("lean-11.4", Pip("tensorrt-lean-cu12-libs==11.4.0.106", &[]), LEAN_11),
     package("cudart-12.9", Pip("nvidia-cuda-runtime-cu12==12.9.79", &[]), CUDART_12),
+    // Headers: all of them, where the package has them.
+    package("nvtx-12.9", Pip("nvidia-nvtx-cu12==12.9.79", &[]), &["nvidia"]),
     DRIVER_550,
 ];
 
@@ -114,7 +116,7 @@ pub(crate) fn run(which: Which, require: bool) -> Result<()> {
         }
     }
     let mut tests = cargo();
-    tests.args(["test", "--workspace", "--test", "real"]);
+    tests.args(["test", "--workspace", "--test", "real", "--test", "nvtx"]);
     if which == Which::All {
         // The times mean something only then.
         tests.arg("--release");
@@ -174,6 +176,7 @@ fn find(folder: &Path, name: &str) -> Option<PathBuf> {
     fs::read_dir(folder).ok()?.flatten().find_map(|entry| {
         let (path, kind) = (entry.path(), entry.file_type().ok()?);
         match kind.is_dir() {
+            true if entry.file_name() == name => Some(path),
             true => find(&path, name),
             false => (kind.is_file() && entry.file_name() == name).then_some(path),
         }

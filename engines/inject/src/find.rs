@@ -170,7 +170,7 @@ unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _bytes: usize, walk: *
     // SAFETY: the name is a string of the loader's.
     let path = Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(info.dlpi_name) }.to_bytes()));
     let is_concerned =
-        path.file_name().and_then(OsStr::to_str).is_some_and(|name| walk.profiles.matches(name));
+        path.file_name().and_then(OsStr::to_str).is_some_and(|name| walk.profiles.engine_of(name).is_some());
     if !is_concerned || info.dlpi_phdr.is_null() {
         return 0;
     }

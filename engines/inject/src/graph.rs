@@ -151,9 +151,7 @@ unsafe extern "C-unwind" fn timed(
     // SAFETY: as above.
     let result = unsafe { original(graph, stream) };
     drop(in_step);
-    if let Some(open) = open {
-        guard(|| step::end(open));
-    }
+    guard(|| step::end(open));
     result
 }
 

@@ -6,12 +6,13 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
-use tracer_abi::mark::{ClockBurst, ClockReading, GpuSpan};
+use tracer_abi::mark::{ClockBurst, ClockReading, GpuSpan, SPAN_SAMPLED};
 
 use crate::{
     clock,
     context::{self, Context, MAX_CONTEXTS, PAIRS, Pair},
     driver::{CudaError, Driver, Handle, Meaning},
+    layers, nvtx,
     report::{self, COUNTERS, count},
     step::{self, DONE, Step},
 };
@@ -99,7 +100,12 @@ impl Harvester {
     pub(crate) fn report(&mut self, problem: Option<&str>, hooked: bool) {
         let now = clock::monotonic();
         if now >= self.next_state_ns {
-            report::emit_state(problem, hooked);
+            if hooked || problem.is_some() || report::is_disabled() {
+                report::emit_state(problem, hooked);
+            }
+            if nvtx::clients() + nvtx::refused() > 0 {
+                report::emit_nvtx_state();
+            }
             self.next_state_ns = now + STATE_NS;
         }
     }
@@ -110,7 +116,7 @@ impl Harvester {
             self.pending.push_back(step);
         }
         for step in self.pending.drain(..) {
-            step::give_back(step.open.context, step.open.pair);
+            step::give_back_all(&step);
         }
         for series in self.series.iter_mut().flatten() {
             series.restart();
@@ -131,7 +137,13 @@ impl Harvester {
             }
             self.series[index] = Some(series);
             context.set_ready();
-        } else if context.is_ready()
+            return Ok(());
+        }
+        if context.is_ready() && layers::is_wanted(index) {
+            driver.set_context(context.handle())?;
+            layers::prepare(driver, index)?;
+        }
+        if context.is_ready()
             && let Some(series) = &mut self.series[index]
             && now >= series.next_burst_ns
         {
@@ -148,6 +160,9 @@ impl Harvester {
             Meaning::ContextLost => {
                 context.set_lost();
                 self.series[index] = None;
+                let lost_slots = self.pending.iter().filter(|step| step.open.context == index);
+                lost_slots.filter_map(|step| step.layers).for_each(layers::give_back);
+                layers::context_lost(index);
                 let lost = self.pending.iter().filter(|step| step.open.context == index).count();
                 COUNTERS.abandoned.fetch_add(lost as u64, Ordering::Relaxed);
                 self.pending.retain(|step| step.open.context != index);
@@ -179,10 +194,10 @@ impl Harvester {
                 continue;
             }
             match self.read_step(driver, &step) {
-                Ok(true) => step::give_back(index, step.open.pair),
+                Ok(true) => step::give_back_all(&step),
                 Ok(false) if now.saturating_sub(step.end_ns) > ABANDON_NS => {
                     count(&COUNTERS.abandoned);
-                    step::give_back(index, step.open.pair);
+                    step::give_back_all(&step);
                 }
                 Ok(false) => {
                     busy.push(key);
@@ -218,6 +233,9 @@ impl Harvester {
         };
         let begin_ms = driver.elapsed(base.event, open.pair.begin)?;
         let span_ms = driver.elapsed(open.pair.begin, open.pair.end)?;
+        if let Some(slot) = step.layers {
+            report::emit_layers(driver, slot, open)?;
+        }
         report::emit_span(GpuSpan {
             device_uuid: series.uuid,
             context: context.handle() as u64,
@@ -230,6 +248,7 @@ impl Harvester {
             base: base.number,
             begin_ms_bits: begin_ms.to_bits(),
             span_ms_bits: span_ms.to_bits(),
+            flags: if step.layers.is_some() { SPAN_SAMPLED } else { 0 },
             ..GpuSpan::default()
         });
         Ok(true)

@@ -48,9 +48,7 @@ unsafe extern "C-unwind" fn timed(original: Enqueue, this: *mut c_void, stream: 
     // SAFETY: the caller's arguments, passed on.
     let result = unsafe { original(this, stream) };
     drop(in_step);
-    if let Some(open) = open {
-        guard(|| step::end(open));
-    }
+    guard(|| step::end(open));
     result
 }
 

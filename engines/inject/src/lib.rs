@@ -6,6 +6,8 @@
 //! `cuGraphLaunch`, through the pointer that the program gets when it looks that up. Out: marks (`GpuSpan`, `ClockBurst`,
 //! `InjectState`) at its own probe site; only while a tracer probes that site does it do anything else than pass calls on.
 //!
+//! The same file is an injection for NVTX (NVTX_INJECTION64_PATH): ranges and marks become marks of ours.
+//!
 //! What it must never do: block or allocate on the program's threads, touch their current context or CUDA error state,
 //! let a panic out, or keep going after something that it does not understand.
 //!
@@ -26,6 +28,8 @@
 //! - [`hook`]: replacing and restoring them; the shims.
 //! - [`graph`]: the shims for graph launches; [`interpose`]: `dlsym`; [`originals`]: what shims stand for.
 //! - [`own`]: steps that the program marks out itself.
+//! - [`nvtx`]: ranges and marks of programs that use NVTX; [`names`]: what they register.
+//! - [`layers`]: the ranges inside a sampled step, timed.
 //! - [`step`]: what a shim does around a step (the program's threads).
 //! - [`context`]: per CUDA context, the pool of event pairs.
 //! - [`harvest`]: reading finished events, clock bursts (our thread).
@@ -41,6 +45,9 @@ mod graph;
 mod harvest;
 mod hook;
 mod interpose;
+mod layers;
+mod names;
+mod nvtx;
 mod originals;
 mod own;
 mod queue;

@@ -20,7 +20,7 @@ use crate::{
 /// A step, as the caller keeps it.
 #[repr(C)]
 struct OwnStep {
-    /// Bits: [`TIMED`], [`ENTERED`]; 0 while nobody listens.
+    /// Bits: [`TIMED`], [`ENTERED`], [`IN_STEP`]; 0 while nobody listens.
     state: u64,
     context: u64,
     begin: u64,
@@ -34,6 +34,8 @@ struct OwnStep {
 const TIMED: u64 = 1;
 /// This thread's graph launches are parts of this step.
 const ENTERED: u64 = 2;
+/// A tracer listened when it began.
+const IN_STEP: u64 = 4;
 
 static USED: AtomicBool = AtomicBool::new(false);
 
@@ -46,7 +48,7 @@ impl OwnStep {
     const IDLE: Self = Self { state: 0, context: 0, begin: 0, end: 0, stream: 0, sequence: 0, begin_ns: 0 };
 
     fn new(open: Option<Open>, entered: bool) -> Self {
-        let entered = if entered { ENTERED } else { 0 };
+        let entered = if entered { ENTERED | IN_STEP } else { IN_STEP };
         open.map_or(Self { state: entered, ..Self::IDLE }, |open| Self {
             state: entered | TIMED,
             context: open.context as u64,
@@ -96,8 +98,8 @@ unsafe extern "C" fn tracer_step_end(own: *mut OwnStep) {
     // SAFETY: by this function's contract.
     let own = unsafe { own.replace(OwnStep::IDLE) };
     drop(InStep::from_raw(own.state & ENTERED != 0));
-    if let Some(open) = own.open() {
-        guard(|| step::end(open));
+    if own.state & IN_STEP != 0 {
+        guard(|| step::end(own.open()));
     }
 }
 
@@ -124,6 +126,7 @@ mod tests {
     #[test]
     fn nothing_happens_while_nobody_listens() {
         let mut own = OwnStep::new(None, false);
+        assert_eq!(own.state, IN_STEP);
         // SAFETY: valid for writes; streams are not looked at.
         unsafe { tracer_step_begin(std::ptr::null_mut(), &raw mut own) };
         assert_eq!(own.state, 0);

@@ -90,6 +90,12 @@ impl<T: Copy, const N: usize> Queue<T, N> {
         }
     }
 
+    /// How many values there are; other threads may add and take meanwhile.
+    pub(crate) fn len(&self) -> usize {
+        let head = self.head.load(Ordering::Relaxed);
+        self.tail.load(Ordering::Relaxed).wrapping_sub(head).min(N)
+    }
+
     /// Empties the queue in a process that has one thread.
     pub(crate) fn reset(&self) {
         for cell in &self.cells {
@@ -124,6 +130,7 @@ mod tests {
                 } else {
                     prop_assert_eq!(queue.pop(), plain.pop_front());
                 }
+                prop_assert_eq!(queue.len(), plain.len());
             }
             queue.reset();
             prop_assert_eq!(queue.pop(), None);

@@ -5,13 +5,17 @@ use std::{
     io::Write as _,
     sync::{
         OnceLock,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
 };
 
-use tracer_abi::mark::{self, InjectState, MarkHeader, MarkKind};
+use tracer_abi::mark::{self, GpuLayer, GpuLayers, InjectState, MarkHeader, MarkKind, NvtxState};
 
-use crate::driver::CudaError;
+use crate::{
+    driver::{CudaError, Driver},
+    layers, names, nvtx,
+    step::Open,
+};
 
 /// Where marks go too, so that tests see them without a tracer; setting it counts as being listened to.
 const TEST_SINK: &str = "TRACER_INJECT_TEST_SINK";
@@ -31,6 +35,18 @@ pub(crate) fn init() {
 #[inline(always)]
 pub(crate) fn listening() -> bool {
     tracer_marks::listening() || FORCED.load(Ordering::Relaxed)
+}
+
+static SESSION: AtomicU32 = AtomicU32::new(0);
+
+/// Changes when a tracer has gone.
+pub(crate) fn session() -> u32 {
+    SESSION.load(Ordering::Relaxed)
+}
+
+/// A tracer has gone.
+pub(crate) fn end_session() {
+    SESSION.fetch_add(1, Ordering::Relaxed);
 }
 
 fn emit(payload: &[u8]) {
@@ -152,6 +168,86 @@ pub(crate) fn emit_burst(burst: mark::ClockBurst, readings: &[mark::ClockReading
         ..burst
     };
     emit_with_tail(bytemuck::bytes_of(&burst), tail);
+}
+
+/// Emits a range's begin or end, or a mark, of NVTX; on the program's threads.
+pub(crate) fn emit_nvtx(nvtx: mark::Nvtx, name: &[u8], domain: &[u8]) {
+    const FIXED: usize = size_of::<mark::Nvtx>();
+    let mut payload = [0; FIXED + 2 * mark::MAX_NVTX_BYTES];
+    let bytes = FIXED + name.len() + domain.len();
+    let nvtx = mark::Nvtx {
+        header: header(MarkKind::Nvtx, bytes),
+        name_bytes: name.len() as u16,
+        domain_bytes: domain.len() as u16,
+        ..nvtx
+    };
+    if let Some(space) = payload.get_mut(..bytes) {
+        space[..FIXED].copy_from_slice(bytemuck::bytes_of(&nvtx));
+        space[FIXED..FIXED + name.len()].copy_from_slice(name);
+        space[FIXED + name.len()..].copy_from_slice(domain);
+        emit(space);
+    }
+}
+
+/// Emits what became of NVTX.
+pub(crate) fn emit_nvtx_state() {
+    let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    emit(bytemuck::bytes_of(&NvtxState {
+        header: header(MarkKind::NvtxState, size_of::<NvtxState>()),
+        clients: nvtx::clients(),
+        refused: nvtx::refused(),
+        sample_every: layers::every(),
+        _pad: 0,
+        reported: read(&nvtx::REPORTED),
+        limited: read(&nvtx::LIMITED),
+        names_lost: names::lost(),
+        sampled: read(&layers::SAMPLED),
+        skipped_pool: read(&layers::SKIPPED),
+    }));
+}
+
+/// Emits the ranges of a sampled step, whose events are complete, in as many marks as they need.
+///
+/// # Errors
+/// The driver gives no time.
+pub(crate) fn emit_layers(driver: &Driver, slot: usize, open: &Open) -> Result<(), CudaError> {
+    const ROOM: usize = mark::MAX_BYTES - size_of::<GpuLayers>();
+    let (mut fixed, mut text) = (Vec::new(), Vec::new());
+    // (first range, ranges, bytes of the ranges, bytes of their names) of each mark.
+    let mut marks: Vec<(u32, u32, usize, usize)> = vec![(0, 0, 0, 0)];
+    let summary = layers::read(driver, slot, open.pair.begin, |range, layer| {
+        let name = range.name();
+        fixed.extend_from_slice(bytemuck::bytes_of(&layer));
+        text.extend_from_slice(name);
+        let more = size_of::<GpuLayer>() + name.len();
+        if let Some(&(first, layers, bytes, names)) = marks.last()
+            && bytes + names + more > ROOM
+        {
+            marks.push((first + layers, 0, 0, 0));
+        }
+        if let Some(last) = marks.last_mut() {
+            *last = (last.0, last.1 + 1, last.2 + size_of::<GpuLayer>(), last.3 + name.len());
+        }
+    })?;
+    let (mut fixed, mut text) = (&fixed[..], &text[..]);
+    for (first, layers, bytes, names) in marks {
+        let mut tail = Vec::with_capacity(bytes + names);
+        let (these, other_layers) = fixed.split_at(bytes);
+        let (their_names, other_names) = text.split_at(names);
+        (fixed, text) = (other_layers, other_names);
+        tail.extend_from_slice(these);
+        tail.extend_from_slice(their_names);
+        let mark = GpuLayers {
+            header: header(MarkKind::GpuLayers, size_of::<GpuLayers>() + tail.len()),
+            sequence: open.sequence,
+            total: summary.total,
+            first,
+            layers,
+            flags: if summary.cut { mark::LAYERS_CUT } else { 0 },
+        };
+        emit_with_tail(bytemuck::bytes_of(&mark), &tail);
+    }
+    Ok(())
 }
 
 /// Puts a payload together on the stack, where the kernel finds it without a page fault.

@@ -8,7 +8,9 @@ use std::{
     time::Duration,
 };
 
-use crate::{clock, context, driver, find::Finder, graph, harvest::Harvester, own, report, step::DONE};
+use crate::{
+    clock, context, driver, find::Finder, graph, harvest::Harvester, layers, nvtx, own, report, step::DONE,
+};
 
 /// Between rounds while a tracer listens; steps wait this long for their events to be read, at most.
 const ROUND: Duration = Duration::from_millis(2);
@@ -83,6 +85,7 @@ extern "C" fn after_fork_in_child() {
     BUSY.store(false, Ordering::Relaxed);
     after_fork();
     context::reset();
+    layers::reset();
     DONE.reset();
 }
 
@@ -144,7 +147,8 @@ fn run() {
         }
         let hooked = finder.is_hooked() || graph::is_hooked() || own::is_used();
         let (driver, mut pause) = (hooked.then(driver).flatten(), PAUSE);
-        let has_something_to_say = hooked || finder.problem().is_some() || report::is_disabled();
+        let has_something_to_say =
+            hooked || finder.problem().is_some() || report::is_disabled() || nvtx::clients() > 0;
         let active = has_something_to_say && report::listening();
         if active {
             if let Some(driver) = driver
@@ -156,6 +160,7 @@ fn run() {
             harvester.report(finder.problem(), hooked);
         } else if was_active {
             harvester.rest();
+            report::end_session();
         } else if !eager && !has_something_to_say {
             pause = Duration::from_nanos(LOOK_NS);
         }

@@ -6,6 +6,7 @@ use crate::{
     clock,
     context::{self, Lookup, MAX_CONTEXTS, PAIRS, Pair},
     driver::{self, CudaError, Driver, Handle, Meaning},
+    layers,
     queue::Queue,
     report::{self, COUNTERS, count},
     start,
@@ -35,10 +36,13 @@ pub(crate) struct Step {
     /// CLOCK_MONOTONIC ns after the end event was recorded.
     pub(crate) end_ns: u64,
     pub(crate) tid: u32,
+    /// Slot of its ranges, if it is a sampled one.
+    pub(crate) layers: Option<usize>,
 }
 
 /// Before the engine's function. `None`: this step goes untimed, and is counted.
 pub(crate) fn begin(stream: Handle) -> Option<Open> {
+    layers::enter();
     count(&COUNTERS.steps);
     if report::is_disabled() {
         return None;
@@ -76,28 +80,39 @@ fn try_begin(driver: &Driver, stream: Handle) -> Result<Option<Open>, CudaError>
         return Err(error);
     }
     let sequence = SEQUENCE.fetch_add(1, Ordering::Relaxed);
+    layers::sample(context, stream, sequence);
     Ok(Some(Open { context, pair, stream, sequence, begin_ns }))
 }
 
-/// After the engine's function.
-pub(crate) fn end(open: Open) {
+/// After the engine's function, with what [`begin`] gave.
+pub(crate) fn end(open: Option<Open>) {
+    let layers = layers::leave();
+    let Some(open) = open else { return };
     let recorded = driver::get().map(|driver| driver.record(open.pair.end, open.stream));
     let end_ns = clock::monotonic();
     match recorded {
         Some(Ok(())) => {
             // SAFETY: takes nothing and cannot fail.
             let tid = unsafe { libc::gettid() } as u32;
-            if DONE.push(Step { open, end_ns, tid }).is_err() {
+            if DONE.push(Step { open, end_ns, tid, layers }).is_err() {
                 give_back(open.context, open.pair);
+                layers.into_iter().for_each(layers::give_back);
                 count(&COUNTERS.pool);
             }
         }
         Some(Err(error)) => {
             give_back(open.context, open.pair);
+            layers.into_iter().for_each(layers::give_back);
             failed(error);
         }
         None => {}
     }
+}
+
+/// Returns what a step had of its context's events.
+pub(crate) fn give_back_all(step: &Step) {
+    give_back(step.open.context, step.open.pair);
+    step.layers.into_iter().for_each(layers::give_back);
 }
 
 /// Returns a pair to its pool. Its events may be recorded again even while the old records are still to come.

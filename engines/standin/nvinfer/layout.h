@@ -3,6 +3,8 @@
 // TRT selects the major version: 8, 10 or 11.
 #pragma once
 
+#include <cstdint>
+
 #ifndef TRT
 #define TRT 10
 #endif
@@ -24,10 +26,27 @@ typedef struct CUstream_st *cudaStream_t;
 #error "TRT must be 8, 10 or 11"
 #endif
 #define BEFORE_EXECUTE(DEFINE) FIVE(DEFINE, a) FIVE(DEFINE, b) DEFINE(c0) DEFINE(c1) BY_VERSION(DEFINE) // from slot 2
-#define BETWEEN(DEFINE) FIVE(DEFINE, e) FIVE(DEFINE, f) FIVE(DEFINE, g) DEFINE(g5) DEFINE(g6) DEFINE(g7) DEFINE(g8)
+#if TRT == 8
+#define BEFORE_SHAPE(DEFINE) FIVE(DEFINE, e) // 24 to 28
+#define AFTER_SHAPE(DEFINE) DEFINE(f1) DEFINE(f2) DEFINE(f3) DEFINE(f4) REST(DEFINE)
+#else
+#define BEFORE_SHAPE(DEFINE) DEFINE(e0) DEFINE(e1) DEFINE(e2) DEFINE(e3) // 17 | 16 to 20 | 19
+#define AFTER_SHAPE(DEFINE) FIVE(DEFINE, f) REST(DEFINE)
+#endif
+#define REST(DEFINE) FIVE(DEFINE, g) DEFINE(g5) DEFINE(g6) DEFINE(g7) DEFINE(g8)
 #define AFTER(DEFINE) FIVE(DEFINE, h) FIVE(DEFINE, i)
 
 namespace nvinfer1 {
+
+// A tensor's shape: 64 bits a dimension from version 10 on.
+struct Dims {
+    int32_t nbDims;
+#if TRT == 8
+    int32_t d[8];
+#else
+    int64_t d[8];
+#endif
+};
 
 class INoCopy {
 protected:
@@ -45,7 +64,9 @@ class VExecutionContext : public VRoot {
 public:
     BEFORE_EXECUTE(PURE)
     virtual bool executeV2(void *const *) noexcept = 0; // slot 23 | 16 | 15
-    BETWEEN(PURE)
+    BEFORE_SHAPE(PURE)
+    virtual bool setInputShape(char const *, Dims const &) noexcept = 0; // slot 29 | 21 | 20
+    AFTER_SHAPE(PURE)
     virtual void *getTemporaryStorageAllocator() const noexcept = 0;
     virtual bool enqueueV3(cudaStream_t) noexcept = 0; // slot 44 | 37 | 36
     virtual void setPersistentCacheLimit(unsigned long) noexcept = 0;

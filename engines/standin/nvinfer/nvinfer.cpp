@@ -1,8 +1,11 @@
 // Stand-in for libnvinfer, for demo and tests: an execution context whose enqueueV3 does some work on the host and
 // launches kernels of the stand-in driver that take as long as they are told.
 //
+// It names its layers by NVTX ranges, as TensorRT does: one for the whole enqueue, and in it one for each kernel.
+//
 // Fault variants: TWO_IMPL adds a second class that implements enqueueV3; compiled with -fno-rtti there is no RTTI.
 #include "layout.h"
+#include "nvtx.h"
 
 #include <cstdint>
 #include <cstdio>
@@ -88,6 +91,20 @@ uint64_t roundsPerUs() {
     return rounds;
 }
 
+void *nvtxDomain() {
+    static void *const domain = nvtx::domainCreateA("TensorRT");
+    return domain;
+}
+
+// Names of the first kernels of a step; those after them come round again, with the next number.
+char const *const layerParts[] = {"input_layernorm", "self_attn/qkv_proj", "self_attn/attention", "self_attn/o_proj",
+                                  "post_attention_layernorm", "mlp/gate_up_proj", "mlp/down_proj", "residual"};
+
+void nameLayer(char *name, size_t size, uint32_t kernel) {
+    uint32_t const parts = sizeof layerParts / sizeof *layerParts;
+    snprintf(name, size, "/model/layers.%u/%s", kernel / parts, layerParts[kernel % parts]);
+}
+
 // Every function of the real API names itself to an object like this.
 struct ApiScope {
     __attribute__((noinline)) ApiScope(char const *name, void const *self) {
@@ -115,12 +132,18 @@ public:
     }
 
     BEFORE_EXECUTE(RETURN_ZERO)
-    BETWEEN(RETURN_ZERO)
+    BEFORE_SHAPE(RETURN_ZERO)
+    AFTER_SHAPE(RETURN_ZERO)
     AFTER(RETURN_ZERO)
 
     bool executeV2(void *const *) noexcept override {
         ApiScope scope(__func__, this);
         return run(nullptr) && driver().streamSynchronize(nullptr) == 0;
+    }
+    // Not inlined into its only caller, as no method of the real library is into a program.
+    __attribute__((noinline)) bool setInputShape(char const *, Dims const &) noexcept override {
+        ApiScope scope(__func__, this);
+        return true;
     }
     void *getTemporaryStorageAllocator() const noexcept override {
         ApiScope scope(__func__, this);
@@ -134,6 +157,9 @@ public:
 
     // Loads the kernel into the current context.
     bool load() noexcept {
+        for (uint32_t i = 0; i < maxNames; ++i) {
+            nameLayer(layerNames[i], sizeof layerNames[i], i);
+        }
         return driver().found && driver().moduleLoadData(&module, kernelImage) == 0 &&
                driver().moduleGetFunction(&kernel, module, "standin_busy") == 0;
     }
@@ -147,7 +173,10 @@ protected:
         // The host prepares each kernel and launches it, as an engine does.
         uint64_t const rounds = hostNs * roundsPerUs() / (1000u * kernels);
         uint64_t left = gpuNs;
+        void *const domain = nvtxDomain();
+        nvtx::Range const whole(domain, "ExecutionContext::enqueue");
         for (uint32_t i = 0; i < kernels; ++i) {
+            nvtx::Range const layer(domain, layerNames[i % maxNames]);
             hostWork(rounds);
             uint64_t ns = left / (kernels - i);
             left -= ns;
@@ -160,8 +189,12 @@ protected:
     }
 
 private:
+    static uint32_t const maxNames = 512;
+
     void *module{};
     void *kernel{};
+    // Made once: an engine knows its layers' names, too.
+    char layerNames[maxNames][64];
 };
 
 #ifdef TWO_IMPL
@@ -223,3 +256,13 @@ EXPORT void standin_set_step(void *context, uint64_t gpuNs, uint32_t kernels, ui
 }
 
 EXPORT void standin_destroy_context(void *context) { delete static_cast<nvinfer1::IExecutionContext *>(context); }
+
+// As a program sets the shape of an input: through the vtable.
+EXPORT bool standin_set_input_shape(void *context, char const *name, int64_t const *dims, int32_t count) {
+    nvinfer1::Dims shape{};
+    shape.nbDims = count < 8 ? count : 8;
+    for (int32_t i = 0; i < shape.nbDims; ++i) {
+        shape.d[i] = static_cast<decltype(+shape.d[i])>(dims[i]);
+    }
+    return static_cast<nvinfer1::IExecutionContext *>(context)->mImpl->setInputShape(name, shape);
+}

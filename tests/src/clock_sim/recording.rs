@@ -108,6 +108,7 @@ impl<'a> Recording<'a> {
             base,
             begin_ms,
             span_ms: 0.0,
+            sampled: false,
         }
     }
 

@@ -4,8 +4,11 @@
 mod call;
 mod common;
 mod mark;
+mod nvtx;
+mod open;
 mod process;
 mod sample;
 mod sched;
+mod shape;
 mod socket;
 mod syscall;

@@ -1,5 +1,7 @@
 //! The derived tables: rows of the timeline, names of stacks, off-CPU intervals, the ledger.
 
+use std::sync::Arc;
+
 use super::column::{columns, via, words};
 use super::raw::Table;
 use crate::clock::{ClockQuality, Knot, Quality, SeriesKey};
@@ -7,12 +9,12 @@ use crate::event::{CallEnd, ProcessId, Sched, StackId};
 use crate::symbol::{FrameKind, SymbolFrame};
 use crate::timeline::DriverEvent;
 use crate::timeline::budget::{Blocked, Budget};
-use crate::timeline::rows::{GpuTime, Iteration, Join, Request, Source, Step, Token};
+use crate::timeline::rows::{Engine, GpuTime, Iteration, Join, Layer, Phase, Request, Source, Step, Token};
 use crate::timeline::shares::Share;
 use crate::timeline::tables::LedgerRow;
 use tracer_abi::mark::Slot;
 
-words!(Source { Mark = "mark", Socket = "socket" });
+words!(Source { Mark = "mark", Nvtx = "nvtx", Socket = "socket" });
 words!(Join { None = "none", Mark = "mark", Count = "count", Time = "time" });
 words!(FrameKind { Kernel = "kernel", User = "user" });
 
@@ -43,6 +45,39 @@ via!(
     }
 );
 
+/// All null where the engine is not known; the fingerprint also where its file could not be read.
+pub(crate) struct MaybeEngine {
+    engine_path: Option<String>,
+    engine_bytes: Option<u64>,
+    engine_modified_ns: Option<u64>,
+    engine_fingerprint: Option<Vec<u8>>,
+}
+
+columns!(MaybeEngine {
+    engine_path: Option<String>,
+    engine_bytes: Option<u64>,
+    engine_modified_ns: Option<u64>,
+    engine_fingerprint: Option<Vec<u8>>,
+});
+via!(
+    Option<Arc<Engine>> => MaybeEngine,
+    |engine: &Option<Arc<Engine>>| {
+        let engine = engine.as_deref();
+        MaybeEngine {
+            engine_path: engine.map(|engine| engine.path.clone()),
+            engine_bytes: engine.map(|engine| engine.bytes),
+            engine_modified_ns: engine.map(|engine| engine.modified_ns),
+            engine_fingerprint: engine.map(|engine| engine.fingerprint.clone()).filter(|sum| !sum.is_empty()),
+        }
+    },
+    |engine: MaybeEngine| engine.engine_path.map(|path| Arc::new(Engine {
+        path,
+        bytes: engine.engine_bytes.unwrap_or(0),
+        modified_ns: engine.engine_modified_ns.unwrap_or(0),
+        fingerprint: engine.engine_fingerprint.unwrap_or_default(),
+    }))
+);
+
 columns!(Step {
     id: u64,
     process: ProcessId,
@@ -58,7 +93,40 @@ columns!(Step {
     observed_end_ns: Option<u64>,
     device_uuid: Option<[u8; 16]>,
     gpu: Option<GpuTime>,
+    sampled: bool,
+    engine: Option<Arc<Engine>>,
+    engine_version: String,
+    nvtx_request: String,
+    nvtx_range: String,
+    input_shapes: String,
     slots: Vec<Slot>,
+});
+
+columns!(Layer {
+    step: u64,
+    number: u32,
+    parent: Option<u32>,
+    depth: u16,
+    name: String,
+    gpu_begin_ns: Option<u64>,
+    gpu_end_ns: Option<u64>,
+    gpu_span_ns: u64,
+    gpu_self_ns: u64,
+    gpu_bound_ns: Option<u64>,
+});
+
+columns!(Phase {
+    process: ProcessId,
+    tid: u32,
+    source: Source,
+    request: Option<u64>,
+    request_id: String,
+    name: String,
+    domain: String,
+    payload: String,
+    is_mark: bool,
+    begin_ns: u64,
+    end_ns: Option<u64>,
 });
 
 columns!(Iteration {
@@ -419,6 +487,8 @@ tables! {
     Request = "requests";
     RequestId = "request_ids";
     Token = "tokens";
+    Layer = "layers";
+    Phase = "phases";
     OffCpu = "offcpu";
     ClockKnot = "clock";
     ClockQuality = "clock_quality";

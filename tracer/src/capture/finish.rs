@@ -17,12 +17,12 @@ use super::table::TableFile;
 use crate::clock::{ClockQuality, DeviceClock};
 use crate::event::mark;
 use crate::event::{
-    Call, Event, GpuProcess, GpuSample, HostClock, HttpBegin, HttpEnd, HttpSend, HttpWire, Mapping, Point,
-    Process, ProcessId, Sample, Sched, Stack, Xid,
+    Call, EngineFile, Event, GpuProcess, GpuSample, HostClock, HttpBegin, HttpEnd, HttpSend, HttpWire,
+    Mapping, Point, Process, ProcessId, Sample, Sched, Stack, Xid,
 };
 use crate::symbol::{self, SymbolFrame, Symbolizer};
 use crate::timeline::budget::{Budget, Budgets};
-use crate::timeline::rows::{Iteration, Request, Step, Token};
+use crate::timeline::rows::{Iteration, Layer, Phase, Request, Step, Token};
 use crate::timeline::shares::{Share, Weights, shares};
 use crate::timeline::tables::LedgerRow;
 use crate::timeline::{self, DriverEvent, Example, Timeline};
@@ -219,6 +219,8 @@ struct TimelineTables {
     requests: TableFile<Request>,
     request_ids: TableFile<RequestId>,
     tokens: TableFile<Token>,
+    layers: TableFile<Layer>,
+    phases: TableFile<Phase>,
 }
 
 impl TimelineTables {
@@ -229,6 +231,8 @@ impl TimelineTables {
             requests: TableFile::begin(folder)?,
             request_ids: TableFile::begin(folder)?,
             tokens: TableFile::begin(folder)?,
+            layers: TableFile::begin(folder)?,
+            phases: TableFile::begin(folder)?,
         })
     }
 
@@ -236,6 +240,8 @@ impl TimelineTables {
         output.steps.iter().try_for_each(|row| self.steps.push(row))?;
         output.iterations.iter().try_for_each(|row| self.iterations.push(row))?;
         output.tokens.iter().try_for_each(|row| self.tokens.push(row))?;
+        output.layers.iter().try_for_each(|row| self.layers.push(row))?;
+        output.phases.iter().try_for_each(|row| self.phases.push(row))?;
         for request in &output.requests {
             self.requests.push(request)?;
             RequestId::all(request).try_for_each(|id| self.request_ids.push(&id))?;
@@ -249,6 +255,8 @@ impl TimelineTables {
         rows.insert(Request::NAME, self.requests.commit()?);
         rows.insert(RequestId::NAME, self.request_ids.commit()?);
         rows.insert(Token::NAME, self.tokens.commit()?);
+        rows.insert(Layer::NAME, self.layers.commit()?);
+        rows.insert(Phase::NAME, self.phases.commit()?);
         Ok(())
     }
 }

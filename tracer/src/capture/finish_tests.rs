@@ -10,7 +10,7 @@ use super::*;
 use crate::event::mark::{self, Mark};
 use crate::event::*;
 use crate::symbol::{FrameKind, SymbolFrame};
-use crate::timeline::rows::{GpuTime, Iteration, Request, Source, Step, Token};
+use crate::timeline::rows::{Engine, GpuTime, Iteration, Layer, Phase, Request, Source, Step, Token};
 use crate::timeline::tables::LedgerRow;
 
 const PROCESS: ProcessId = ProcessId { tgid: 40, start_ticks: 7 };
@@ -62,6 +62,7 @@ fn history() -> Vec<Event> {
         name: "enqueueV3".into(),
         role: Role::Step,
         library: "libnvinfer.so.10".into(),
+        version: String::new(),
         build_id: vec![7; 20],
         offset: 64,
         placement: "emulated".into(),
@@ -346,9 +347,27 @@ fn rows_come_back_as_they_were() {
         observed_end_ns: Some(8),
         device_uuid: Some([9; 16]),
         gpu: Some(gpu),
+        sampled: true,
+        engine: Some(std::sync::Arc::new(Engine {
+            path: "/models/a.plan".into(),
+            bytes: 1,
+            modified_ns: 2,
+            fingerprint: vec![3; 32],
+        })),
+        engine_version: "10.13.3.9".into(),
+        nvtx_request: "req".into(),
+        nvtx_range: "decode".into(),
+        input_shapes: "input_ids:4x1".into(),
         slots,
     };
-    let bare = Step { gpu: None, device_uuid: None, observed_end_ns: None, slots: vec![], ..step.clone() };
+    let bare = Step {
+        engine: None,
+        gpu: None,
+        device_uuid: None,
+        observed_end_ns: None,
+        slots: vec![],
+        ..step.clone()
+    };
     let steps = [step.clone(), bare, step];
     assert_eq!(through_parquet(&steps), steps);
 
@@ -423,6 +442,33 @@ fn rows_come_back_as_they_were() {
     };
     assert_eq!(through_parquet(std::slice::from_ref(&frame)), [frame]);
     assert_eq!(through_parquet::<LedgerRow>(&[]), []);
+    let layer = Layer {
+        step: 1,
+        number: 2,
+        parent: Some(0),
+        depth: 1,
+        name: "/model/layers.0/mlp".into(),
+        gpu_begin_ns: Some(3),
+        gpu_end_ns: None,
+        gpu_span_ns: 4,
+        gpu_self_ns: 5,
+        gpu_bound_ns: Some(6),
+    };
+    assert_eq!(through_parquet(std::slice::from_ref(&layer)), [layer]);
+    let phase = Phase {
+        process: PROCESS,
+        tid: 1,
+        source: Source::Nvtx,
+        request: None,
+        request_id: "req".into(),
+        name: "prefill".into(),
+        domain: "d".into(),
+        payload: "7".into(),
+        is_mark: true,
+        begin_ns: 2,
+        end_ns: Some(3),
+    };
+    assert_eq!(through_parquet(std::slice::from_ref(&phase)), [phase]);
 }
 
 #[test]

@@ -10,13 +10,13 @@ use super::raw::{Counter, Table};
 use super::reader::{Batches, Events};
 use crate::clock::{ClockQuality, WallClock};
 use crate::event::{
-    Call, GpuProcess, GpuSample, HostClock, HttpEnd, HttpWire, Mapping, Point, Process, Sample, Sched, Stack,
-    Xid,
+    Call, EngineFile, GpuProcess, GpuSample, HostClock, HttpEnd, HttpWire, Mapping, Point, Process, Sample,
+    Sched, Stack, Xid,
 };
 use crate::symbol::SymbolFrame;
 use crate::timeline::DriverEvent;
 use crate::timeline::budget::Budget;
-use crate::timeline::rows::{Iteration, Request, Step, Token};
+use crate::timeline::rows::{Iteration, Layer, Phase, Request, Step, Token};
 use crate::timeline::shares::Share;
 use crate::timeline::tables::{self, LedgerRow, Tables};
 
@@ -76,6 +76,10 @@ tables! {
     requests: Request;
     request_ids: RequestId;
     tokens: Token;
+    /// Of sampled steps, by step and begin.
+    layers: Layer;
+    phases: Phase;
+    engine_files: EngineFile;
     offcpu: OffCpu;
     /// Of the tokens whose latency is known, in their order.
     budgets: Budget;
@@ -165,6 +169,8 @@ impl Capture {
             requests: self.requests()?.collect::<Result<_>>()?,
             tokens: self.tokens()?.collect::<Result<_>>()?,
             budgets: self.budgets()?.collect::<Result<_>>()?,
+            layers: self.layers()?.collect::<Result<_>>()?,
+            phases: self.phases()?.collect::<Result<_>>()?,
             clocks: self.clock_quality()?.collect::<Result<_>>()?,
             driver_events: self.driver_events()?.collect::<Result<_>>()?,
             ..self.underived()?
@@ -193,6 +199,7 @@ impl Capture {
                 not_recorded: self.meta.not_recorded.clone(),
             },
             points,
+            engine_files: self.engine_files()?.collect::<Result<_>>()?,
             http_wires: self.http_wires()?.collect::<Result<_>>()?,
             http_ends: self.http_ends()?.collect::<Result<_>>()?,
             gpu_samples: self.gpu_samples()?.collect::<Result<_>>()?,

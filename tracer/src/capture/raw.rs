@@ -8,9 +8,9 @@ use tracer_abi::mark::{ClockReading, Slot};
 use super::column::{Columns, Item, columns, via, words};
 use crate::event::mark::{self, AttrValue, Mark};
 use crate::event::{
-    Call, CallEnd, Event, Frame, GpuProcess, GpuSample, HostClock, HttpBegin, HttpEnd, HttpFinish, HttpSend,
-    HttpWire, Mapping, MarkEvent, Origin, Point, Process, ProcessAction, ProcessId, Role, Sample, Sched,
-    Stack, StackCut, StackId, Xid,
+    Call, CallEnd, EngineFile, EngineSeen, Event, Frame, GpuProcess, GpuSample, HostClock, HttpBegin,
+    HttpEnd, HttpFinish, HttpSend, HttpWire, Mapping, MarkEvent, Origin, Point, Process, ProcessAction,
+    ProcessId, Role, Sample, Sched, Stack, StackCut, StackId, Xid,
 };
 use crate::timeline::tables::LedgerRow;
 
@@ -50,6 +50,9 @@ words!(Role {
     ContextEnd = "context_end",
     Loader = "loader",
     Mark = "mark",
+    Open = "open",
+    Shape = "shape",
+    Nvtx = "nvtx",
     Other = "other",
 });
 
@@ -184,6 +187,7 @@ columns!(Point {
     name: String,
     role: Role,
     library: String,
+    version: String,
     build_id: Vec<u8>,
     offset as "file_offset": u64,
     placement: String,
@@ -221,6 +225,17 @@ columns!(GpuProcess {
     memory_percent: Option<u32>,
 });
 
+words!(EngineSeen { Opened = "opened", Open = "open", Mapped = "mapped" });
+columns!(EngineFile {
+    time_ns: u64,
+    process: ProcessId,
+    seen: EngineSeen,
+    path: String,
+    bytes: u64,
+    modified_ns: u64,
+    fingerprint: Vec<u8>,
+    problem: String,
+});
 columns!(Xid { time_ns: u64, kernel_log_ns: u64, pci: String, xid: u32, message: String });
 
 /// A mark of one kind.
@@ -381,6 +396,32 @@ columns!(mark::GpuSpan {
     base: u32,
     begin_ms: f32,
     span_ms: f32,
+    sampled: bool,
+});
+words!(mark::NvtxAction {
+    Push = "push",
+    Pop = "pop",
+    Start = "start",
+    End = "end",
+    Mark = "mark",
+    Started = "started",
+});
+columns!(mark::Nvtx { action: mark::NvtxAction, range: u64, name: String, domain: String, payload: String });
+columns!(mark::GpuLayer { begin_ms: f32, end_ms: f32, parent: Option<u32>, depth: u16, name: String });
+impl Item for mark::GpuLayer {
+    const STRUCT: bool = true;
+}
+columns!(mark::GpuLayers { sequence: u64, total: u32, first: u32, cut: bool, layers: Vec<mark::GpuLayer> });
+columns!(mark::Shape { object: u64, name: String, dims: String });
+columns!(mark::NvtxState {
+    clients: u32,
+    refused: u32,
+    sample_every: u32,
+    reported: u64,
+    limited: u64,
+    names_lost: u64,
+    sampled: u64,
+    skipped_pool: u64,
 });
 columns!(mark::ClockBurst {
     device_uuid: [u8; 16],
@@ -446,6 +487,11 @@ event_tables! {
     GpuSample = "gpu_samples", rank 21, |row| Event::Gpu(row);
     GpuProcess = "gpu_process_samples", rank 22, |row| Event::GpuProcess(row);
     Xid = "xids", rank 23, |row| Event::Xid(row);
+    EngineFile = "engine_files", rank 24, |row| Event::EngineFile(row);
+    Marked<mark::NvtxState> = "mark_nvtx_state", rank 25, |row| mark_event(row, Mark::NvtxState);
+    Marked<mark::GpuLayers> = "mark_gpu_layers", rank 26, |row| mark_event(row, Mark::GpuLayers);
+    Marked<mark::Shape> = "mark_shape", rank 28, |row| mark_event(row, Mark::Shape);
+    Marked<mark::Nvtx> = "mark_nvtx", rank 27, |row| mark_event(row, Mark::Nvtx);
 }
 
 /// Calls `$do!(field, Type)` for every raw table of events.
@@ -476,6 +522,11 @@ macro_rules! for_each_event_table {
             gpu_samples: GpuSample,
             gpu_processes: GpuProcess,
             xids: Xid,
+            engine_files: EngineFile,
+            nvtx_states: Marked<mark::NvtxState>,
+            gpu_layers: Marked<mark::GpuLayers>,
+            nvtx: Marked<mark::Nvtx>,
+            shapes: Marked<mark::Shape>,
         }
     };
 }

@@ -17,8 +17,19 @@ impl Capture {
     /// When a table cannot be read.
     pub fn tables_anew(&self) -> Result<Tables> {
         let mut tables = self.underived()?;
-        let Tables { steps, iterations, requests, tokens, budgets, clocks, driver_events, ledger, .. } =
-            &mut tables;
+        let Tables {
+            steps,
+            iterations,
+            requests,
+            tokens,
+            layers,
+            phases,
+            budgets,
+            clocks,
+            driver_events,
+            ledger,
+            ..
+        } = &mut tables;
         let mut timeline = replay(
             self.folder(),
             |_| Ok(()),
@@ -27,6 +38,8 @@ impl Capture {
                 iterations.extend(output.iterations);
                 requests.extend(output.requests);
                 tokens.extend(output.tokens);
+                layers.extend(output.layers);
+                phases.extend(output.phases);
                 Ok(())
             },
         )?;
@@ -107,6 +120,7 @@ mod tests {
             name: "enqueueV3".into(),
             role: Role::Step,
             library: "libnvinfer.so.10".into(),
+            version: String::new(),
             build_id: vec![7; 20],
             offset: 64,
             placement: "emulated".into(),
@@ -138,6 +152,7 @@ mod tests {
             base: 3,
             begin_ms: 100.0,
             span_ms: 1.0,
+            sampled: false,
         };
         [
             Event::Point(point),

@@ -161,6 +161,7 @@ fn engine_mark() -> impl Strategy<Value = Mark> {
                 base,
                 begin_ms,
                 span_ms,
+                sampled: false,
             })
         }),
         burst.prop_map(|((device_uuid, context, epoch, base), rebase_ms, readings)| Mark::ClockBurst(
@@ -180,6 +181,65 @@ fn engine_mark() -> impl Strategy<Value = Mark> {
             })
         }),
     ]
+}
+
+fn nvtx_mark() -> impl Strategy<Value = Mark> {
+    use mark::NvtxAction::{End, Pop, Push, Start, Started};
+    let action = prop::sample::select(vec![Push, Pop, Start, End, mark::NvtxAction::Mark, Started]);
+    let layer = (float(), float(), any::<(Option<u32>, u16)>(), text()).prop_map(
+        |(begin_ms, end_ms, (parent, depth), name)| mark::GpuLayer { begin_ms, end_ms, parent, depth, name },
+    );
+    prop_oneof![
+        (any::<u64>(), text(), text()).prop_map(|(object, name, dims)| Mark::Shape(mark::Shape {
+            object,
+            name,
+            dims
+        })),
+        (action, any::<u64>(), text(), text(), text()).prop_map(|(action, range, name, domain, payload)| {
+            Mark::Nvtx(mark::Nvtx { action, range, name, domain, payload })
+        }),
+        (any::<(u64, u32, u32, bool)>(), prop::collection::vec(layer, 0..4)).prop_map(
+            |((sequence, total, first, cut), layers)| Mark::GpuLayers(mark::GpuLayers {
+                sequence,
+                total,
+                first,
+                cut,
+                layers
+            })
+        ),
+        any::<([u32; 3], [u64; 5])>().prop_map(|(m, n)| {
+            let ([clients, refused, sample_every], [reported, limited, names_lost, sampled, skipped_pool]) =
+                (m, n);
+            Mark::NvtxState(mark::NvtxState {
+                clients,
+                refused,
+                sample_every,
+                reported,
+                limited,
+                names_lost,
+                sampled,
+                skipped_pool,
+            })
+        }),
+    ]
+}
+
+fn engine_file() -> impl Strategy<Value = Event> {
+    let seen = prop::sample::select(vec![EngineSeen::Opened, EngineSeen::Open, EngineSeen::Mapped]);
+    (time(), process(), seen, text(), any::<(u64, u64)>(), bytes(), text()).prop_map(
+        |(time_ns, process, seen, path, (bytes, modified_ns), fingerprint, problem)| {
+            Event::EngineFile(EngineFile {
+                time_ns,
+                process,
+                seen,
+                path,
+                bytes,
+                modified_ns,
+                fingerprint,
+                problem,
+            })
+        },
+    )
 }
 
 fn scheduler() -> impl Strategy<Value = Event> {
@@ -264,6 +324,9 @@ fn point() -> impl Strategy<Value = Event> {
         ContextEnd,
         Loader,
         Role::Mark,
+        Role::Open,
+        Shape,
+        Nvtx,
         Other,
     ]);
     let names = (text(), text(), text(), text());
@@ -279,6 +342,7 @@ fn point() -> impl Strategy<Value = Event> {
                 name,
                 role,
                 library,
+                version: String::from("1.2"),
                 build_id,
                 offset,
                 placement,
@@ -343,9 +407,9 @@ fn gpu() -> impl Strategy<Value = Event> {
 }
 
 pub(crate) fn event() -> impl Strategy<Value = Event> {
-    let mark = (origin(), prop_oneof![request_mark(), engine_mark()])
+    let mark = (origin(), prop_oneof![request_mark(), engine_mark(), nvtx_mark()])
         .prop_map(|(origin, mark)| Event::Mark(MarkEvent { origin, mark }));
-    prop_oneof![call(), mark.boxed(), scheduler(), definition(), gpu()]
+    prop_oneof![call(), mark.boxed(), scheduler(), definition(), gpu(), engine_file()]
 }
 
 /// Events in order of time.

@@ -151,6 +151,7 @@ fn not_a_number_keeps_its_bits() {
         base: 0,
         begin_ms: f32::from_bits(bits),
         span_ms: 1.0,
+        sampled: false,
     };
     write(dir.path(), &[Event::Mark(MarkEvent { origin: Origin::default(), mark: Mark::GpuSpan(span) })], 1);
     let (read, _) = read(dir.path());
@@ -188,6 +189,7 @@ fn point(time_ns: u64, simulated: bool) -> Event {
         name: "enqueueV3".into(),
         role: Role::Step,
         library: "libnvinfer.so.10".into(),
+        version: String::new(),
         build_id: vec![1, 2],
         offset: 16,
         placement: "nop5".into(),
@@ -211,6 +213,9 @@ fn roles_are_stored_under_their_names() {
         Role::ContextEnd,
         Role::Loader,
         Role::Mark,
+        Role::Open,
+        Role::Shape,
+        Role::Nvtx,
         Role::Other,
     ] {
         let mut builder = Default::default();

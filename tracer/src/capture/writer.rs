@@ -10,8 +10,8 @@ use super::raw::{Counter, Marked, for_each_event_table};
 use super::stream::TableWriter;
 use crate::event::mark::{self, Mark};
 use crate::event::{
-    Call, Event, GpuProcess, GpuSample, HostClock, HttpBegin, HttpEnd, HttpSend, HttpWire, Mapping,
-    MarkEvent, Point, Process, ProcessId, Sample, Sched, Stack, Xid,
+    Call, EngineFile, Event, GpuProcess, GpuSample, HostClock, HttpBegin, HttpEnd, HttpSend, HttpWire,
+    Mapping, MarkEvent, Point, Process, ProcessId, Sample, Sched, Stack, Xid,
 };
 use crate::host_clock::monotonic_ns;
 use crate::timeline::tables::LedgerRow;
@@ -100,6 +100,7 @@ impl Writer {
             Event::Gpu(e) => push(&mut t.gpu_samples, folder, e),
             Event::GpuProcess(e) => push(&mut t.gpu_processes, folder, e),
             Event::Xid(e) => push(&mut t.xids, folder, e),
+            Event::EngineFile(e) => push(&mut t.engine_files, folder, e),
         };
         if result.is_err() {
             self.rows_lost += u64::try_from(rows).unwrap_or(0);
@@ -212,6 +213,10 @@ fn write_mark(t: &mut Writers, folder: &Folder, event: &MarkEvent) -> (usize, Re
         Mark::GpuSpan(m) => push_mark(&mut t.gpu_spans, folder, event, m),
         Mark::ClockBurst(m) => push_mark(&mut t.clock_bursts, folder, event, m),
         Mark::InjectState(m) => push_mark(&mut t.inject_states, folder, event, m),
+        Mark::Shape(m) => push_mark(&mut t.shapes, folder, event, m),
+        Mark::Nvtx(m) => push_mark(&mut t.nvtx, folder, event, m),
+        Mark::GpuLayers(m) => push_mark(&mut t.gpu_layers, folder, event, m),
+        Mark::NvtxState(m) => push_mark(&mut t.nvtx_states, folder, event, m),
     }
 }
 

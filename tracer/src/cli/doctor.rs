@@ -27,7 +27,7 @@ use crate::probe::{Options, Session, trial};
 Probes a process of its own for less than a second; touches no other.
 Exit code 0: a recording will work (warnings say what it will lack); 1: it will not.")]
 pub(crate) struct Args {
-    /// Another engine profile: a file, cuda_graph, or own_steps (repeatable)
+    /// Another engine profile: a file, cuda_graph, own_steps, or shapes (repeatable)
     #[arg(long, value_name = "FILE")]
     engine: Vec<PathBuf>,
     /// Print as JSON

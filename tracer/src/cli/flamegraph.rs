@@ -1,9 +1,11 @@
-//! `tracer flamegraph`: where time went, as SVG: on the CPU, off it, of tokens, and of slow tokens against usual ones.
+//! `tracer flamegraph`: where time went, as SVG: on the CPU, off it, of tokens, of slow tokens against usual
+//! ones, and on the GPU by layer.
 //!
 //! In: a capture and what of it is wanted. Out: weighted stacks, drawn and folded. Each way of weighting has a file.
 
 mod attribution;
 mod cpu;
+mod layers;
 mod off_cpu;
 mod path;
 mod select;
@@ -30,6 +32,7 @@ use std::time::Duration;
   tracer flamegraph trace/ --tokens --tenant acme --from 5s --to 10s
   tracer flamegraph trace/ --slow              slowest hundredth against the middle half
   tracer flamegraph trace/ --slow=50ms --phase prefill
+  tracer flamegraph trace/ --gpu               layers of sampled steps
   tracer flamegraph trace/ --folded - -o cpu.svg | head
 
 With --request, --tenant, --phase, --slower-than or --faster-than, CPU and off-CPU time are those that the selected
@@ -55,6 +58,9 @@ pub(crate) struct Args {
     /// What slow tokens took longer for than the middle half; slow from DURATION [default: the slowest hundredth]
     #[arg(long, group = "mode", value_name = "DURATION", value_parser = duration, num_args = 0..=1, require_equals = true)]
     slow: Option<Option<Duration>>,
+    /// GPU time of sampled steps, by engine and layer; of filters, only the window of time holds
+    #[arg(long, group = "mode")]
+    gpu: bool,
     #[command(flatten)]
     filters: Filters,
 }
@@ -105,6 +111,9 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         (token_time::weigh(&source)?, "no token has a known latency")
     } else if let Some(slow) = args.slow {
         (slow::weigh(&source, slow)?, "no token has a known latency")
+    } else if args.gpu {
+        let hint = "layers need NVTX and GPU times: `tracer record -- CMD`, and an engine that names its layers";
+        (layers::weigh(&source), hint)
     } else {
         (cpu::weigh(&source)?, "was it recorded with --sample-hz 0?")
     };

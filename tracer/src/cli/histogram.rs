@@ -75,16 +75,8 @@ struct Recorded {
 impl Recorded {
     fn read(capture: &Path) -> Result<Self> {
         let tables = open(capture)?.tables()?;
-        Ok(Self { name: capture.display().to_string(), latencies: latencies(&tables), tables })
+        Ok(Self { name: capture.display().to_string(), latencies: Latencies::of(&tables), tables })
     }
-}
-
-fn latencies(tables: &Tables) -> Latencies {
-    let mut latencies = Latencies::default();
-    tables.tokens.iter().for_each(|token| latencies.add_token(token));
-    tables.steps.iter().for_each(|step| latencies.add_step(step));
-    tables.requests.iter().for_each(|request| latencies.add_request(request));
-    latencies
 }
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {

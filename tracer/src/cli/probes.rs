@@ -38,7 +38,7 @@ pub(crate) struct Args {
     /// Processes, with their children
     #[arg(long, group = "what", value_name = "PID", value_delimiter = ',')]
     pid: Vec<u32>,
-    /// Another engine profile: a file, cuda_graph, or own_steps (repeatable)
+    /// Another engine profile: a file, cuda_graph, own_steps, or shapes (repeatable)
     #[arg(long, value_name = "FILE")]
     engine: Vec<PathBuf>,
     /// Print as JSON

@@ -79,7 +79,7 @@ pub(crate) struct Args {
     /// Also probe this function, or all of this role: launch, copy, event_record (repeatable; see `tracer probes`)
     #[arg(long, value_name = "NAME")]
     point: Vec<String>,
-    /// Another engine profile: a file, cuda_graph, or own_steps (repeatable)
+    /// Another engine profile: a file, cuda_graph, own_steps, or shapes (repeatable)
     #[arg(long, value_name = "FILE")]
     engine: Vec<PathBuf>,
     /// With a command: do not load the library that takes GPU times
@@ -88,6 +88,9 @@ pub(crate) struct Args {
     /// With a command: where that library is [default: beside tracer, or in ../lib]
     #[arg(long, value_name = "FILE", conflicts_with = "no_inject")]
     inject: Option<PathBuf>,
+    /// With a command: one step in so many has its layers timed, where the engine names them by NVTX; 0 for none
+    #[arg(long, value_name = "N", default_value_t = 200, conflicts_with = "no_inject")]
+    layers: u32,
     /// Show messages of the kernel-side programs
     #[arg(long)]
     log_kernel: bool,
@@ -117,7 +120,9 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         signal_hook::flag::register(signal, Arc::clone(&stop)).context("catching Ctrl-C")?;
     }
     let mut session = Session::start(options(args), profiles.clone())?;
-    let mut chosen = args.target.choose(&profiles, &injection(args)?)?;
+    let inject =
+        injection(args)?.map(|library| target::Inject { library, layers: args.layers, quiet: args.quiet });
+    let mut chosen = args.target.choose(&profiles, inject.as_ref())?;
     let folder = args.output.clone().unwrap_or_else(default_folder);
     let writer = Writer::create(&folder, meta(args, &chosen))?;
     for found in &chosen.processes {
@@ -368,6 +373,7 @@ fn meta(args: &Args, chosen: &target::Chosen) -> Meta {
         .collect();
     meta.options.insert("sample_hz".into(), args.sample_hz.to_string());
     meta.options.insert("gpu_hz".into(), args.gpu_hz.to_string());
+    meta.options.insert("layers".into(), args.layers.to_string());
     meta.options.insert("sched".into(), (!args.no_sched).to_string());
     meta.options.insert("follow".into(), (!args.no_follow).to_string());
     meta

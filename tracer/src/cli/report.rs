@@ -1,7 +1,9 @@
 //! `tracer report`: what a capture says about latency, on one page.
 
 mod by;
+mod engine;
 mod gpu;
+mod layers;
 mod sockets;
 mod summary;
 mod why;
@@ -122,6 +124,18 @@ fn text(summary: &Summary, style: Style) -> String {
     if !summary.gpus.is_empty() {
         section("GPU, as NVML and the driver say", style, &mut out);
         summary.gpus.text(summary.recording.started_ns, style, &mut out);
+    }
+    if summary.engines.is_known() {
+        section("Engines", style, &mut out);
+        summary.engines.text(style, &mut out);
+    }
+    if let Some(layers) = &summary.layers {
+        section("Layers on the GPU", style, &mut out);
+        layers.text(style, &mut out);
+    }
+    if !summary.phases.is_empty() {
+        section("Phases of the program", style, &mut out);
+        layers::phases_text(&summary.phases, style, &mut out);
     }
     section("Counts", style, &mut out);
     counts(summary, &mut out);

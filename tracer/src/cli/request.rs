@@ -21,7 +21,7 @@ use super::table::{Side, Style, Table, WIDTH, cut};
 use super::units::{clean, count, date_time, duration, hex, offset};
 use crate::capture::Capture;
 use crate::timeline::budget::{Budget, ByToken};
-use crate::timeline::rows::{GpuTime, Request, Step, Token};
+use crate::timeline::rows::{Engine, GpuTime, Phase, Request, Step, Token};
 use crate::timeline::tables::Tables;
 
 /// Columns of a token's bar.
@@ -117,6 +117,10 @@ fn not_found(tables: &Tables, id: &str, capture: &str) -> String {
 struct Life<'a> {
     request: &'a Request,
     tokens: Vec<Piece<'a>>,
+    /// In order of their begin.
+    phases: Vec<&'a Phase>,
+    /// The engines of its tokens' steps, as far as they are known.
+    engines: Vec<&'a Engine>,
 }
 
 /// A token with its step and what it waited for.
@@ -147,13 +151,26 @@ impl<'a> Life<'a> {
             let batch = token.step.and_then(|id| batches.get(&id)).copied();
             Piece { token, step, batch, budget: budgets.of(token) }
         };
-        Self { request, tokens: tokens.into_iter().map(piece).collect() }
+        let tokens: Vec<Piece> = tokens.into_iter().map(piece).collect();
+        let is_its = |phase: &&Phase| match phase.request {
+            Some(id) => id == request.id,
+            None => !phase.request_id.is_empty() && phase.request_id == request.request_id,
+        };
+        let mut phases: Vec<&Phase> = tables.phases.iter().filter(is_its).collect();
+        phases.sort_by_key(|phase| phase.begin_ns);
+        let mut engines: Vec<&Engine> = Vec::new();
+        for engine in tokens.iter().filter_map(|piece| piece.step?.engine.as_deref()) {
+            if !engines.contains(&engine) {
+                engines.push(engine);
+            }
+        }
+        Self { request, tokens, phases, engines }
     }
 }
 
 fn text(tables: &Tables, life: &Life, style: Style) -> String {
     let mut out = String::new();
-    header(tables, life.request, style, &mut out);
+    header(tables, life, style, &mut out);
     if life.tokens.is_empty() {
         out.push_str("  no token was seen\n\n");
         return out;
@@ -180,7 +197,8 @@ fn text(tables: &Tables, life: &Life, style: Style) -> String {
     out
 }
 
-fn header(tables: &Tables, request: &Request, style: Style, out: &mut String) {
+fn header(tables: &Tables, life: &Life, style: Style, out: &mut String) {
+    let request = life.request;
     let name = if request.request_id.is_empty() { "(no id)".into() } else { clean(&request.request_id, 60) };
     let badge = if tables.meta.simulated { "  simulated GPU" } else { "" };
     let title = format!("request {name}  #{}", request.id);
@@ -220,6 +238,26 @@ fn header(tables: &Tables, request: &Request, style: Style, out: &mut String) {
     let names: Vec<String> = names.into_iter().flatten().collect();
     if !names.is_empty() {
         let _ = writeln!(out, "  {}", names.join(" · "));
+    }
+    for engine in &life.engines {
+        let sum = hex(&engine.fingerprint);
+        let known = if sum.is_empty() {
+            "fingerprint unknown".into()
+        } else {
+            format!("fingerprint {}", cut(&sum, 12))
+        };
+        let line = format!("  engine {} · {} bytes · {known}", clean(&engine.path, 60), count(engine.bytes));
+        let _ = writeln!(out, "{}", cut(&line, WIDTH));
+    }
+    for phase in &life.phases {
+        let at = duration(phase.begin_ns.saturating_sub(request.received_ns));
+        let took = match phase.end_ns.and_then(|end| end.checked_sub(phase.begin_ns)) {
+            _ if phase.is_mark => String::new(),
+            Some(ns) => format!(" for {}", duration(ns)),
+            None => " to the end".into(),
+        };
+        let line = format!("  {} at {at}{took} ({})", clean(&phase.name, 60), phase.source.name());
+        let _ = writeln!(out, "{}", cut(&line, WIDTH));
     }
     out.push('\n');
 }

@@ -59,6 +59,17 @@ impl Chosen {
     }
 }
 
+/// By this NVTX finds the tool that it reports to.
+const NVTX_INJECTION: &str = "NVTX_INJECTION64_PATH";
+
+/// What a command gets loaded.
+pub(crate) struct Inject {
+    pub(crate) library: PathBuf,
+    /// One step in so many has its layers timed.
+    pub(crate) layers: u32,
+    pub(crate) quiet: bool,
+}
+
 /// How a user names what to trace.
 #[derive(Debug, clap::Args)]
 #[group(multiple = false)]
@@ -101,7 +112,7 @@ impl Target {
     ///
     /// # Errors
     /// There is no such process, or the command cannot be started.
-    pub(crate) fn choose(&self, profiles: &Profiles, inject: &Option<PathBuf>) -> Result<Chosen> {
+    pub(crate) fn choose(&self, profiles: &Profiles, inject: Option<&Inject>) -> Result<Chosen> {
         let Some(selector) = self.selector() else { return start(&self.command, inject, profiles) };
         let mut watch = Watch::new(selector);
         let processes = watch.first(profiles)?;
@@ -109,13 +120,13 @@ impl Target {
     }
 }
 
-fn start(command: &[OsString], inject: &Option<PathBuf>, profiles: &Profiles) -> Result<Chosen> {
+fn start(command: &[OsString], inject: Option<&Inject>, profiles: &Profiles) -> Result<Chosen> {
     let (reader, writer) = std::io::pipe().context("making a pipe")?;
     let reader = OwnedFd::from(reader);
     let fd = reader.as_raw_fd();
     let mut hold = Command::new(std::env::current_exe().context("finding myself")?);
     hold.arg("hold").arg(fd.to_string()).arg("--").args(command).stdin(Stdio::inherit());
-    if let Some(library) = inject {
+    if let Some(Inject { library, layers, quiet }) = inject {
         let mut preload = library.clone().into_os_string();
         if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
             preload.push(":");
@@ -124,6 +135,17 @@ fn start(command: &[OsString], inject: &Option<PathBuf>, profiles: &Profiles) ->
         hold.env("LD_PRELOAD", preload);
         if profiles.is_step("cuGraphLaunch") {
             hold.env("TRACER_INJECT_GRAPHS", "1");
+        }
+        match std::env::var_os(NVTX_INJECTION).filter(|path| !path.is_empty()) {
+            // Another tool takes the program's ranges; NVTX has room for one.
+            Some(other) if !quiet => eprintln!(
+                "tracer: {NVTX_INJECTION} names another tool ({}), which stays: no NVTX ranges and no layers",
+                other.to_string_lossy()
+            ),
+            Some(_) => {}
+            None => {
+                hold.env(NVTX_INJECTION, library).env("TRACER_INJECT_LAYERS", layers.to_string());
+            }
         }
     }
     // SAFETY: fcntl is safe to call between fork and exec; the descriptor is open in the child.

@@ -158,6 +158,7 @@ impl Device {
             base: base.0,
             begin_ms: ms(at - base.1),
             span_ms: ms(end - at),
+            sampled: false,
         };
         TrueSpan { span, begin_ns: self.monotonic(begin), end_ns: self.monotonic(begin + length) }
     }

@@ -17,9 +17,13 @@ pub enum Mark {
     Token(Token),
     Phase(Phase),
     Attr(Attr),
+    Nvtx(Nvtx),
+    Shape(Shape),
     GpuSpan(GpuSpan),
+    GpuLayers(GpuLayers),
     ClockBurst(ClockBurst),
     InjectState(InjectState),
+    NvtxState(NvtxState),
 }
 
 impl Mark {
@@ -33,9 +37,13 @@ impl Mark {
             Self::Token(_) => "token",
             Self::Phase(_) => "phase",
             Self::Attr(_) => "attr",
+            Self::Nvtx(_) => "nvtx",
+            Self::Shape(_) => "shape",
             Self::GpuSpan(_) => "gpu_span",
+            Self::GpuLayers(_) => "gpu_layers",
             Self::ClockBurst(_) => "clock_burst",
             Self::InjectState(_) => "inject_state",
+            Self::NvtxState(_) => "nvtx_state",
         }
     }
 }
@@ -129,6 +137,81 @@ pub enum AttrValue {
     String(String),
 }
 
+/// What a call of NVTX did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum NvtxAction {
+    /// A range of the thread begins or ends; those of a domain nest.
+    Push,
+    Pop,
+    /// A range of the process begins or ends.
+    Start,
+    End,
+    Mark,
+    /// The last start of this thread without a number got it.
+    Started,
+}
+
+/// A call of NVTX outside of steps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Nvtx {
+    pub action: NvtxAction,
+    /// Number of a range that starts and ends; 0: none.
+    pub range: u64,
+    pub name: String,
+    /// Empty: the default one.
+    pub domain: String,
+    /// The number that came with it, as text; empty: none.
+    pub payload: String,
+}
+
+/// The shape of an engine's input.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// The execution context, as the steps that it runs have it.
+    pub object: u64,
+    pub name: String,
+    /// `4x128`; a dimension that is still open is `-1`.
+    pub dims: String,
+}
+
+/// The ranges inside a sampled step, or a part of them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GpuLayers {
+    /// [`GpuSpan::sequence`] of the step.
+    pub sequence: u64,
+    /// Ranges of the step, over all parts.
+    pub total: u32,
+    /// Number of the first range of this part.
+    pub first: u32,
+    /// Further ranges are missing.
+    pub cut: bool,
+    pub layers: Vec<GpuLayer>,
+}
+
+/// One of them; raw device readings, from the step's begin event.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GpuLayer {
+    pub begin_ms: f32,
+    pub end_ms: f32,
+    /// Number of the range around it.
+    pub parent: Option<u32>,
+    pub depth: u16,
+    pub name: String,
+}
+
+/// See `tracer_abi::mark::NvtxState`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NvtxState {
+    pub clients: u32,
+    pub refused: u32,
+    pub sample_every: u32,
+    pub reported: u64,
+    pub limited: u64,
+    pub names_lost: u64,
+    pub sampled: u64,
+    pub skipped_pool: u64,
+}
+
 /// Raw device readings; mapped to the host clock by `clock`, never before.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct GpuSpan {
@@ -144,6 +227,8 @@ pub struct GpuSpan {
     pub base: u32,
     pub begin_ms: f32,
     pub span_ms: f32,
+    /// Its layers were timed, too: it took longer than it would have.
+    pub sampled: bool,
 }
 
 #[derive(Clone, Debug, PartialEq)]

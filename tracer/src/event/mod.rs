@@ -6,6 +6,7 @@
 //!
 //! Times ending in `_ns` are CLOCK_MONOTONIC unless the name says otherwise (`_raw_ns`: CLOCK_MONOTONIC_RAW).
 
+pub mod engine;
 pub mod gpu;
 pub mod http;
 pub mod mark;
@@ -14,6 +15,7 @@ pub mod sorter;
 pub mod stack;
 pub mod xid;
 
+pub use engine::{EngineFile, EngineSeen};
 pub use engines::Role;
 pub use gpu::{GpuProcess, GpuSample};
 pub use http::{HttpBegin, HttpEnd, HttpFinish, HttpSend, HttpWire};
@@ -57,6 +59,7 @@ pub enum Event {
     Gpu(GpuSample),
     GpuProcess(GpuProcess),
     Xid(Xid),
+    EngineFile(EngineFile),
 }
 
 impl Event {
@@ -80,6 +83,7 @@ impl Event {
             Self::Gpu(e) => e.time_ns,
             Self::GpuProcess(e) => e.time_ns,
             Self::Xid(e) => e.time_ns,
+            Self::EngineFile(e) => e.time_ns,
         }
     }
 
@@ -271,6 +275,8 @@ pub struct Point {
     pub name: String,
     pub role: Role,
     pub library: String,
+    /// Version of the library, as far as its profile says how to find it; else empty.
+    pub version: String,
     pub build_id: Vec<u8>,
     /// File offset of the probed instruction.
     pub offset: u64,

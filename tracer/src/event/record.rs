@@ -5,7 +5,7 @@
 
 use bytemuck::Pod;
 use thiserror::Error;
-use tracer_abi::{Header, Kind, MAX_FRAMES, call, mark, process, sample, sched, socket};
+use tracer_abi::{Header, Kind, MAX_FRAMES, call, mark, open, process, sample, sched, socket};
 
 use super::{
     Call, CallEnd, Mark, MarkEvent, Origin, Process, ProcessAction, ProcessId, Sample, Sched,
@@ -46,6 +46,15 @@ pub struct RawStack {
     pub user: Vec<u64>,
 }
 
+/// What a program opens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenedFile {
+    /// Descriptor of the directory that a relative path begins in, or `tracer_abi::open::WORKING_DIRECTORY`.
+    pub folder: i32,
+    /// As the program says it.
+    pub path: String,
+}
+
 /// A decoded record.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Record {
@@ -57,6 +66,8 @@ pub enum Record {
     Sample(Sample, RawStack),
     Process(Process),
     Socket(SocketIo),
+    /// A file that may be an engine is to be opened.
+    Open(Origin, OpenedFile),
 }
 
 impl Record {
@@ -84,6 +95,13 @@ impl Record {
             Kind::Sample => sample_of(bytes, header, origin),
             Kind::Process => process_of(&read(bytes, 0)?, origin),
             Kind::Socket => socket_of(bytes, origin),
+            Kind::Open => {
+                let record: tracer_abi::Open = read(bytes, 0)?;
+                let length = (record.path_bytes as usize).min(open::MAX_PATH_BYTES);
+                let path = slice(bytes, size_of::<tracer_abi::Open>(), length)?;
+                let path = String::from_utf8_lossy(path).into_owned();
+                Ok(Self::Open(origin, OpenedFile { folder: record.folder, path }))
+            }
         }
     }
 }

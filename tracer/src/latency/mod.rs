@@ -12,7 +12,10 @@ pub use distribution::{Bin, Distribution, Quantile};
 
 use tracer_abi::mark::{FINISH_CANCELLED, FINISH_ERROR};
 
+use std::collections::HashSet;
+
 use crate::timeline::rows::{Request, Source, Step, Token};
+use crate::timeline::tables::Tables;
 
 /// What a latency is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -69,12 +72,14 @@ impl Latency {
             (Self::Itl, Some(Source::Socket)) => "token written → next one (sockets)",
             (Self::Tpot, Some(Source::Socket)) => "mean gap of a request (sockets)",
             (Self::E2e, Some(Source::Socket)) => "arrived → answer done (sockets)",
-            (Self::Ttft, None) => "request → token 0 (marks and sockets)",
-            (Self::Itl, None) => "token → next token (marks and sockets)",
-            (Self::Tpot, None) => "mean gap of a request (marks and sockets)",
-            (Self::E2e, None) => "request → done (marks and sockets)",
+            (Self::Ttft, None) => "request → token 0 (several sources)",
+            (Self::Itl, None) => "token → next token (several sources)",
+            (Self::Tpot, None) => "mean gap of a request (several sources)",
+            (Self::E2e, None) => "request → done (several sources)",
             (Self::Step, _) => "enqueue → GPU end, else host wait",
             (Self::GpuSpan, _) => "begin → end event (injected)",
+            (Self::E2e, Some(Source::Nvtx)) => "range begins → ends (NVTX)",
+            (_, Some(Source::Nvtx)) => "no tokens: NVTX tells of none",
         }
     }
 }
@@ -91,6 +96,20 @@ pub struct Latencies {
 }
 
 impl Latencies {
+    /// Of a recording: of all but sampled steps, which took longer than they would have, and the tokens that they
+    /// generated.
+    #[must_use]
+    pub fn of(tables: &Tables) -> Self {
+        let sampled: HashSet<u64> =
+            tables.steps.iter().filter(|step| step.sampled).map(|step| step.id).collect();
+        let mut latencies = Self::default();
+        let is_plain = |token: &&Token| token.step.is_none_or(|step| !sampled.contains(&step));
+        tables.tokens.iter().filter(is_plain).for_each(|token| latencies.add_token(token));
+        tables.steps.iter().filter(|step| !step.sampled).for_each(|step| latencies.add_step(step));
+        tables.requests.iter().for_each(|request| latencies.add_request(request));
+        latencies
+    }
+
     #[must_use]
     pub fn get(&self, latency: Latency) -> &Distribution {
         match latency {

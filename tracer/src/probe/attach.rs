@@ -9,7 +9,7 @@ use std::{
 
 use engines::{Library, Placement, Profiles, Role};
 use object::Object as _;
-use tracer_abi::{MAX_POINTS, call, programs};
+use tracer_abi::{MAX_POINTS, call, open as file_open, programs, shape};
 
 use super::{
     ProbeError,
@@ -77,6 +77,8 @@ struct Wanted<'a> {
     id: u32,
     point: &'a engines::Point,
     has_return: bool,
+    /// Its library counts dimensions of tensors in 64 bits.
+    is_wide: bool,
 }
 
 /// All processes of a recording.
@@ -240,7 +242,15 @@ impl Attacher {
     ) {
         let Ok((_, path)) = open(process, file) else { return };
         let mut wanted = Vec::new();
+        // TensorRT 10 made them so.
+        let major =
+            library.version.as_deref().and_then(|version| version.split('.').next()?.parse::<u32>().ok());
+        let is_wide = major.is_some_and(|major| major >= 10);
+        let skips_nvtx = library.points.iter().any(|point| point.role == Role::Nvtx) && hears_nvtx(process);
         for point in library.points.iter().filter(|point| point.default) {
+            if skips_nvtx && point.role == Role::Nvtx {
+                continue;
+            }
             if self.next_point >= MAX_POINTS {
                 self.notice(process, file, format!("{}: more than {MAX_POINTS} probe points", point.name));
                 break;
@@ -255,7 +265,7 @@ impl Attacher {
             }
             let has_return = point.return_probe && allowed.returns;
             counts.returns_withheld += u64::from(point.return_probe && !has_return);
-            wanted.push(Wanted { id: self.next_point, point, has_return });
+            wanted.push(Wanted { id: self.next_point, point, has_return, is_wide });
             self.next_point += 1;
             self.points.push((process, format!("{}:{}", point.engine, point.name)));
         }
@@ -264,7 +274,7 @@ impl Attacher {
         };
         let done = attach_points(kernel, process, &path, wanted, &mut attached.links, refused);
         self.counts.entry(process).or_default().attached += done.len() as u64;
-        for Wanted { id, point, has_return } in done {
+        for Wanted { id, point, has_return, .. } in done {
             attached.fragile |= has_return || point.placement == Placement::Nop5;
             attached.steps += usize::from(point.role == Role::Step);
             attached.marks += usize::from(point.role == Role::Mark && !file.path.ends_with(INJECT_LIBRARY));
@@ -276,6 +286,7 @@ impl Attacher {
                 name: point.name.clone(),
                 role: point.role,
                 library: file.path.clone(),
+                version: library.version.clone().unwrap_or_default(),
                 build_id: library.build_id.clone(),
                 offset: point.offset,
                 placement: point.placement.name().to_owned(),
@@ -360,18 +371,64 @@ fn attach_group(
     points: &[Wanted],
 ) -> Result<Links, ProbeError> {
     let places = |fits: fn(&Wanted) -> bool| -> Vec<Place> {
-        let cookie = |one: &Wanted| call::cookie(one.id, one.has_return);
+        let cookie = |one: &Wanted| match one.point.role {
+            Role::Shape => shape::cookie(one.id, one.is_wide),
+            Role::Open => file_open::cookie(one.id, one.point.args.contains_key("folder")),
+            Role::Nvtx => nvtx_function(one.point).cookie(one.id, one.has_return),
+            _ => call::cookie(one.id, one.has_return),
+        };
         let place = |one: &Wanted| Place { offset: one.point.offset, cookie: cookie(one) };
         points.iter().filter(|one| fits(one)).map(place).collect()
     };
     // The return probes first: an entry without its return would stay open.
-    let returns = places(|one| one.point.role != Role::Mark && one.has_return);
+    let returns = places(|one| is_call(one.point.role) && one.has_return);
     let mut links = kernel.attach(programs::CALL_RETURN, process, path, &returns)?;
-    let entries = places(|one| one.point.role != Role::Mark);
+    let entries = places(|one| is_call(one.point.role));
     links.append(kernel.attach(programs::CALL_ENTRY, process, path, &entries)?);
     let marks = places(|one| one.point.role == Role::Mark);
     links.append(kernel.attach(programs::MARK, process, path, &marks)?);
+    let shapes = places(|one| one.point.role == Role::Shape);
+    links.append(kernel.attach(programs::SHAPE, process, path, &shapes)?);
+    let opens = places(|one| one.point.role == Role::Open);
+    links.append(kernel.attach(programs::FILE_OPEN, process, path, &opens)?);
+    let returns = places(|one| one.point.role == Role::Nvtx && one.has_return);
+    links.append(kernel.attach(programs::NVTX_RETURN, process, path, &returns)?);
+    let ranges = places(|one| one.point.role == Role::Nvtx);
+    links.append(kernel.attach(programs::NVTX, process, path, &ranges)?);
     Ok(links)
+}
+
+fn is_call(role: Role) -> bool {
+    !matches!(role, Role::Mark | Role::Open | Role::Shape | Role::Nvtx)
+}
+
+/// What a probe of a function of NVTX reads: its name says what it does, the profile where its arguments are.
+fn nvtx_function(point: &engines::Point) -> tracer_abi::nvtx::Function {
+    use tracer_abi::mark::{NVTX_END, NVTX_MARK, NVTX_POP, NVTX_PUSH, NVTX_START};
+    let actions = [
+        ("RangePush", NVTX_PUSH),
+        ("RangePop", NVTX_POP),
+        ("RangeStart", NVTX_START),
+        ("RangeEnd", NVTX_END),
+        ("Mark", NVTX_MARK),
+    ];
+    let action = actions.into_iter().find(|(part, _)| point.name.contains(part));
+    let argument = |name: &str| point.args.get(name).copied();
+    tracer_abi::nvtx::Function {
+        action: action.map_or(NVTX_MARK, |(_, action)| action),
+        text: argument("text"),
+        attributes: argument("attributes"),
+        range: argument("range"),
+        has_domain: argument("domain").is_some(),
+    }
+}
+
+/// Whether the injected library is the process's tool of NVTX: what functions of NVTX do is then heard already.
+fn hears_nvtx(process: ProcessId) -> bool {
+    let environment = std::fs::read(format!("/proc/{}/environ", process.tgid)).unwrap_or_default();
+    environment.split(|byte| *byte == 0).any(|variable| {
+        variable.starts_with(b"NVTX_INJECTION64_PATH=") && variable.ends_with(INJECT_LIBRARY.as_bytes())
+    })
 }
 
 /// Opens the very file that is mapped: by path inside the process's root, or through the mapping when the path names

@@ -6,6 +6,7 @@
 
 mod attach;
 pub mod btf;
+mod engine_files;
 mod error;
 mod kernel;
 pub mod object;

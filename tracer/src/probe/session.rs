@@ -12,6 +12,7 @@ use tracer_abi::{Counter, TARGET_FOLLOW, TARGET_RING, Target, sched};
 use super::{
     Missing, Options, ProbeError,
     attach::{Attacher, Notice},
+    engine_files::EngineFiles,
     kernel::Kernel,
     process::{self, Found},
     uprobe::Links,
@@ -78,6 +79,7 @@ pub struct Session {
     gaps: BTreeMap<ProcessId, u64>,
     /// When the recording ended; u64::MAX until it does.
     stop_ns: u64,
+    engine_files: EngineFiles,
     http: Http,
     http_tokens: u64,
     /// Ports on which arrivals are noted.
@@ -104,6 +106,7 @@ impl Session {
             sorter: Sorter::new(SLACK_NS),
             stacks: StackTable::default(),
             rejects: BTreeMap::new(),
+            engine_files: EngineFiles::start(),
             http: Http::new(options.http.clone()),
             options,
             step_points: Vec::new(),
@@ -162,6 +165,7 @@ impl Session {
             self.sorter.push(now_ns, Pending::Ready(Event::Process(event)));
         }
         self.attacher.processes.entry(found.id).or_default();
+        self.engine_files.look(now_ns, found.id);
         if self.options.sockets {
             process::listening_ports(found.id.tgid).into_iter().for_each(|port| self.note_port(port));
         }
@@ -205,11 +209,13 @@ impl Session {
                 Record::Sample(event, _) => event.origin.time_ns,
                 Record::Process(event) => event.origin.time_ns,
                 Record::Socket(io) => io.origin.time_ns,
+                Record::Open(origin, _) => origin.time_ns,
             };
             self.sorter.push(time_ns, Pending::Record(record));
         }
         self.rescan(drained_ns);
         self.release(drained_ns, out);
+        self.engine_files.drain(out);
         self.kernel.flush_log();
         taken
     }
@@ -232,6 +238,7 @@ impl Session {
         self.open_calls(monotonic_ns());
         while self.drain(out) > 0 {}
         self.release(u64::MAX, out);
+        self.engine_files.stop(out);
         Stopped { ledger: self.ledger(), progress: self.progress() }
     }
 
@@ -244,6 +251,7 @@ impl Session {
             .collect();
         rows.extend(self.rejects.iter().map(|(name, count)| row(None, name, *count, true)));
         rows.extend(self.http.counts().lines().map(|(name, count, loss)| row(None, name, count, loss)));
+        rows.push(row(None, "engine_files_skipped", self.engine_files.skipped(), true));
         rows.push(row(None, "events_late", self.sorter.late(), false));
         rows.extend(self.gaps.iter().map(|(process, ns)| row(Some(*process), "attach_gap_ns", *ns, false)));
         let mut fired: BTreeMap<ProcessId, u64> = BTreeMap::new();
@@ -322,6 +330,7 @@ impl Session {
                 self.progress.tokens += 1;
             }
             Record::Process(event) => self.note_process(event),
+            Record::Open(origin, file) => self.engine_files.opened(origin.time_ns, origin.process, file),
             _ => {}
         }
     }
@@ -332,6 +341,8 @@ impl Session {
             ProcessAction::Exec => self.attacher.begin_program(id, event.origin.time_ns),
             ProcessAction::Fork if event.parent_tgid != id.tgid => {
                 self.attacher.begin_program(id, event.origin.time_ns);
+                // What its parent has open and mapped it has, too.
+                self.engine_files.look(event.origin.time_ns, id);
             }
             _ => {}
         }
@@ -349,6 +360,11 @@ impl Session {
             .filter(|(_, attached)| all || attached.stale)
             .map(|(id, _)| *id)
             .collect();
+        if all {
+            // Engines that were opened past the functions that are probed.
+            let running = self.attacher.processes.iter().filter(|(_, attached)| attached.steps > 0);
+            running.for_each(|(id, _)| self.engine_files.look(now_ns, *id));
+        }
         for id in due {
             let began_ns = self.attacher.processes.get_mut(&id).and_then(|attached| attached.began_ns.take());
             let _gone_or_unreadable = self.scan(id);
@@ -389,6 +405,8 @@ impl Session {
                 Pending::Record(Record::Call(event)) => out.push(Event::Call(event)),
                 Pending::Record(Record::Mark(event)) => out.push(Event::Mark(event)),
                 Pending::Record(Record::Process(event)) => out.push(Event::Process(event)),
+                // It is on its way through [`EngineFiles`].
+                Pending::Record(Record::Open(..)) => {}
                 Pending::Record(Record::Socket(io)) => {
                     let before = out.len();
                     is_held |= http.feed(&io, out);

@@ -32,7 +32,15 @@ use super::{ProbeError, object};
 use crate::event::ProcessId;
 
 /// The uprobe programs.
-pub(crate) const PROGRAMS: [&str; 3] = [programs::CALL_ENTRY, programs::CALL_RETURN, programs::MARK];
+pub(crate) const PROGRAMS: [&str; 7] = [
+    programs::CALL_ENTRY,
+    programs::CALL_RETURN,
+    programs::MARK,
+    programs::NVTX,
+    programs::NVTX_RETURN,
+    programs::FILE_OPEN,
+    programs::SHAPE,
+];
 
 /// A place to probe in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,12 +145,17 @@ impl Uprobes {
                     .collect::<Result<_, _>>()?
             }
         };
-        Ok(if name == programs::CALL_RETURN {
+        Ok(if is_return(name) {
             Links { entries: Vec::new(), returns: links }
         } else {
             Links { entries: links, returns: Vec::new() }
         })
     }
+}
+
+/// Whether the program is for returns of functions.
+fn is_return(name: &str) -> bool {
+    matches!(name, programs::CALL_RETURN | programs::NVTX_RETURN)
 }
 
 fn uprobe<'a>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut UProbe, ProbeError> {
@@ -186,7 +199,7 @@ fn attach_many(
         offsets: offsets.as_ptr() as u64,
         cookies: cookies.as_ptr() as u64,
         count: u32::try_from(places.len()).unwrap_or(u32::MAX),
-        multi_flags: if name == programs::CALL_RETURN { BPF_F_UPROBE_MULTI_RETURN } else { 0 },
+        multi_flags: if is_return(name) { BPF_F_UPROBE_MULTI_RETURN } else { 0 },
         pid: process.tgid,
         ..LinkCreate::zeroed()
     };

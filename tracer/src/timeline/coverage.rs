@@ -105,7 +105,9 @@ fn silent(uses: &[Use<'_>]) -> Vec<Silent> {
         return Vec::new();
     }
     let launches: u64 = of_role(Role::GraphLaunch).map(|one| one.hits).sum();
-    let work = uses.iter().filter(|one| !matches!(one.point.role, Role::Loader | Role::Mark));
+    let work = uses.iter().filter(|one| {
+        !matches!(one.point.role, Role::Loader | Role::Mark | Role::Open | Role::Shape | Role::Nvtx)
+    });
     let busiest = work.max_by_key(|one| one.hits).filter(|one| one.hits > 0);
     let silent = |step: &Use<'_>| {
         let point = step.point.name.clone();
@@ -139,6 +141,7 @@ mod tests {
             name: name.into(),
             role,
             library: "lib.so".into(),
+            version: String::new(),
             build_id: Vec::new(),
             offset: 0,
             placement: "nop5".into(),

@@ -14,6 +14,8 @@ use crate::event::{HttpBegin, HttpEnd, HttpFinish, HttpSend, HttpWire, Origin, P
 
 /// Most steps that are remembered to join tokens to.
 const MAX_STEPS: usize = 1 << 16;
+/// Most names of requests that are remembered.
+const MAX_NAMES: usize = 1 << 16;
 /// Most tokens of one exchange.
 const MAX_TOKENS: usize = 1 << 20;
 /// From this status on a response is an error (RFC 9110, section 15).
@@ -51,6 +53,8 @@ pub(super) struct Exchanges {
     closing: BTreeSet<(u64, u64)>,
     /// Per process, in order of their begin.
     steps: BTreeMap<ProcessId, VecDeque<Ended>>,
+    /// Names of requests that marks or exchanges told of.
+    names: BTreeSet<String>,
 }
 
 impl Exchanges {
@@ -74,6 +78,18 @@ impl Exchanges {
 
     pub(super) fn open_ids(&self) -> impl Iterator<Item = u64> {
         self.open.keys().copied()
+    }
+
+    /// Marks or an exchange told of a request of this name.
+    pub(super) fn told(&mut self, name: &str) {
+        if !name.is_empty() && self.names.len() < MAX_NAMES {
+            self.names.insert(name.to_owned());
+        }
+    }
+
+    /// Whether marks or an exchange told of a request of this name.
+    pub(super) fn is_named(&self, name: &str) -> bool {
+        self.names.contains(name)
     }
 
     /// The process whose steps serve a request: its own, or (where it has none) the one with most of them.
@@ -145,6 +161,7 @@ impl<C: Clock> Timeline<C> {
         if is_marked || (tokens == 0 && begin.method != "POST") {
             return;
         }
+        self.exchanges.told(&begin.request_id);
         let request = self.requests.next_id();
         let received_ns = begin.arrived_ns.unwrap_or(begin.read_ns).min(begin.read_ns);
         let mut rows = self.tokens_of(request, received_ns, begin.origin, &sends);

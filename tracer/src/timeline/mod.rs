@@ -10,6 +10,8 @@
 //! - a **GPU span** belongs to the step whose enqueue lies within the span's host interval;
 //! - a **wait** that returns after an enqueue, by the same thread and for the same stream, is the host-observed end;
 //! - an **iteration** is the steps of one process with one batch id;
+//! - **layers** belong to the step of their GPU span; an **engine file** to the steps of a process that opened no other;
+//! - **ranges** of NVTX are phases, those called `request:ID` requests; see [`phase`];
 //! - a **fact** told by an attr mark is the request's where its key is one of [`REQUEST_KEYS`];
 //! - an **HTTP exchange** is a request where no marks tell of it (see [`exchange`]), else it adds to what they tell (see
 //!   [`pair`]);
@@ -19,10 +21,13 @@ pub mod budget;
 mod counts;
 pub mod coverage;
 mod driver;
+mod engine;
 mod exchange;
 mod iteration;
+mod layer;
 mod order;
 pub mod pair;
+mod phase;
 mod request;
 pub mod rows;
 pub mod shares;
@@ -43,11 +48,14 @@ use counts::Counts;
 pub use counts::{Example, GPU_TIMES_OFF};
 use driver::DriverEvents;
 pub use driver::{DriverEvent, driver_error};
+use engine::{Engines, Shapes};
 use exchange::Exchanges;
 use iteration::{IterationKey, OpenIteration};
 use order::{Input, Order};
+use phase::Phases;
+pub(crate) use phase::request_id;
 use request::Requests;
-use rows::{GpuTime, Iteration, Request, Step, Token, Unmatched};
+use rows::{GpuTime, Iteration, Layer, Phase, Request, Step, Token, Unmatched};
 use step::{OpenStep, Program, StepKey};
 use tables::LedgerRow;
 
@@ -118,13 +126,17 @@ pub struct Output {
     pub iterations: Vec<Iteration>,
     pub requests: Vec<Request>,
     pub tokens: Vec<Token>,
+    /// In order of their step.
+    pub layers: Vec<Layer>,
+    pub phases: Vec<Phase>,
 }
 
 /// What the timeline needs to know of a probe point.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct PointInfo {
     role: Role,
     stream_arg: Option<u8>,
+    version: String,
 }
 
 /// Joins events into rows; see the module.
@@ -149,6 +161,9 @@ pub struct Timeline<C = NoClock> {
     requests: Requests,
     exchanges: Exchanges,
     driver: DriverEvents,
+    phases: Phases,
+    engines: Engines,
+    shapes: Shapes,
     counts: Counts,
     out: Output,
 }
@@ -175,6 +190,9 @@ impl<C: Clock> Timeline<C> {
             requests: Requests::default(),
             exchanges: Exchanges::default(),
             driver: DriverEvents::default(),
+            phases: Phases::default(),
+            engines: Engines::default(),
+            shapes: Shapes::default(),
             counts: Counts::default(),
             out: Output::default(),
         }
@@ -190,6 +208,7 @@ impl<C: Clock> Timeline<C> {
         match event {
             Event::Point(point) => self.point(point),
             Event::Call(call) if self.wants(call.point) => self.order.push(Input::Call(*call)),
+            Event::EngineFile(file) => self.engines.opened(file),
             Event::Mark(mark) if concerns_requests_or_steps(&mark.mark) => {
                 self.order.push(Input::Mark(mark.clone()));
             }
@@ -220,6 +239,7 @@ impl<C: Clock> Timeline<C> {
         }
         self.finishing = true;
         self.forget_all_pending();
+        self.close_all_phases();
         self.release_until(u64::MAX);
         let running: Vec<u64> = self.requests.open_ids().collect();
         for id in running {
@@ -229,6 +249,7 @@ impl<C: Clock> Timeline<C> {
         for id in running {
             self.close_exchange(id);
         }
+        self.release_named(u64::MAX);
     }
 
     /// The rows that became final since the last call.
@@ -269,7 +290,9 @@ impl<C: Clock> Timeline<C> {
     fn point(&mut self, point: &Point) {
         self.has_waits |= point.role == Role::Wait;
         self.driver.point(point);
-        self.points.insert(point.id, PointInfo { role: point.role, stream_arg: point.stream_arg });
+        let info =
+            PointInfo { role: point.role, stream_arg: point.stream_arg, version: point.version.clone() };
+        self.points.insert(point.id, info);
     }
 
     /// Whether calls of the point are joined. A point that is not yet defined may turn out to be a step.
@@ -280,11 +303,13 @@ impl<C: Clock> Timeline<C> {
     fn process(&mut self, input: Input) {
         self.release_until(input.time_ns());
         match input {
-            Input::Call(call) => match self.points.get(&call.point).copied() {
-                Some(info) if info.role == Role::Step => self.step_call(&call, info),
-                Some(info) if info.role == Role::Wait => self.wait_call(&call, info),
-                _ => {}
-            },
+            Input::Call(call) => {
+                match self.points.get(&call.point).map(|info| (info.role, info.stream_arg)) {
+                    Some((Role::Step, stream_arg)) => self.step_call(&call, stream_arg),
+                    Some((Role::Wait, stream_arg)) => self.wait_call(&call, stream_arg),
+                    _ => {}
+                }
+            }
             Input::Mark(event) => self.mark(event.origin, event.mark),
             Input::HttpBegin(begin) => self.http_begin(begin),
             Input::HttpSend(send) => self.http_send(send),
@@ -308,9 +333,13 @@ impl<C: Clock> Timeline<C> {
             Mark::Token(token) => self.token(origin, token),
             Mark::Batch(batch) => self.batch(origin, batch),
             Mark::GpuSpan(span) => self.gpu_span(origin, span),
+            Mark::GpuLayers(layers) => self.gpu_layers(origin, layers),
             Mark::InjectState(state) => self.inject_state(origin, &state),
             Mark::Attr(attr) => self.attr(origin, attr),
-            Mark::ClockBurst(_) | Mark::Phase(_) => {}
+            Mark::Phase(phase) => self.phase(origin, phase),
+            Mark::Nvtx(nvtx) => self.nvtx(origin, nvtx),
+            Mark::Shape(shape) => self.shapes.set(origin.process, shape),
+            Mark::ClockBurst(_) | Mark::NvtxState(_) => {}
         }
     }
 
@@ -326,6 +355,9 @@ impl<C: Clock> Timeline<C> {
         self.release_waiting();
         while let Some(id) = self.exchanges.due(self.now_ns) {
             self.close_exchange(id);
+        }
+        if !self.finishing {
+            self.release_named(self.now_ns);
         }
     }
 
@@ -349,7 +381,7 @@ impl<C: Clock> Timeline<C> {
 /// Marks that the timeline joins; of the facts about requests only those that are columns of theirs.
 fn concerns_requests_or_steps(mark: &Mark) -> bool {
     match mark {
-        Mark::ClockBurst(_) | Mark::Phase(_) => false,
+        Mark::ClockBurst(_) | Mark::NvtxState(_) => false,
         Mark::Attr(attr) => REQUEST_KEYS.contains(&attr.key.as_str()),
         _ => true,
     }

@@ -42,7 +42,8 @@ impl Input {
         match self {
             Self::Mark(event) => match event.mark {
                 Mark::RequestBegin(_) | Mark::InjectState(_) => 0,
-                Mark::Batch(_) => 1,
+                // A range is open when a step begins at the same time, and still open when one ends.
+                Mark::Batch(_) | Mark::GpuLayers(_) => 1,
                 Mark::GpuSpan(_) => 3,
                 Mark::RequestEnd(_) => 5,
                 _ => 4,

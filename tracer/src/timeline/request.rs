@@ -270,6 +270,8 @@ impl<C: Clock> Timeline<C> {
 
     pub(super) fn request_begin(&mut self, origin: Origin, begin: mark::RequestBegin) {
         let number = begin.request;
+        self.exchanges.told(&begin.request_id);
+        self.phases.marks_requests(origin.process);
         if let Some(&before) = self.requests.numbers.get(&(origin.process, number)) {
             self.close_request(before);
         }

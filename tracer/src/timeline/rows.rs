@@ -1,5 +1,7 @@
 //! What the timeline yields: finished steps, iterations, requests and tokens. One struct per derived table.
 
+use std::sync::Arc;
+
 use crate::event::{CallEnd, ProcessId};
 use tracer_abi::mark::Slot;
 
@@ -47,7 +49,73 @@ pub struct Step {
     pub device_uuid: Option<[u8; 16]>,
     /// `None`: host-observed only.
     pub gpu: Option<GpuTime>,
+    /// Events were recorded between its layers, too: it took longer than it would have, and is in no statistics of
+    /// latencies.
+    pub sampled: bool,
+    /// The engine's file; `None`: not known, or the process has opened several.
+    pub engine: Option<Arc<Engine>>,
+    /// Version of the engine's library, as it says; empty: not known.
+    pub engine_version: String,
+    /// The request and the innermost other range of NVTX around the step on its thread; empty: none.
+    pub nvtx_request: String,
+    pub nvtx_range: String,
+    /// Shapes that the program had set for its inputs, `name:4x128` by name, with spaces in between; empty: not known.
+    pub input_shapes: String,
     pub slots: Vec<Slot>,
+}
+
+/// What identifies an engine's file. See [`crate::event::EngineFile`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Engine {
+    pub path: String,
+    pub bytes: u64,
+    pub modified_ns: u64,
+    /// Empty: it could not be read.
+    pub fingerprint: Vec<u8>,
+}
+
+/// One layer of a sampled step: an NVTX range inside its enqueue, between two events on the step's stream.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Layer {
+    /// [`Step::id`].
+    pub step: u64,
+    /// Number in the step, in order of begin.
+    pub number: u32,
+    /// Number of the layer around it.
+    pub parent: Option<u32>,
+    pub depth: u16,
+    pub name: String,
+    /// CLOCK_MONOTONIC ns; `None`: the clock could not map the step.
+    pub gpu_begin_ns: Option<u64>,
+    pub gpu_end_ns: Option<u64>,
+    /// elapsed(begin event, end event): all that ran on the step's stream meanwhile.
+    pub gpu_span_ns: u64,
+    /// The same without the layers inside it.
+    pub gpu_self_ns: u64,
+    /// `gpu_begin_ns` and `gpu_end_ns` are right within this many ns.
+    pub gpu_bound_ns: Option<u64>,
+}
+
+/// A named part of what a program does, or (`is_mark`) something that happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Phase {
+    pub process: ProcessId,
+    /// The thread that it began on.
+    pub tid: u32,
+    pub source: Source,
+    /// [`Request::id`], for phase marks.
+    pub request: Option<u64>,
+    /// The request that a range around it on its thread names; empty: none.
+    pub request_id: String,
+    pub name: String,
+    /// NVTX domain; empty: the default one, or a mark of ours.
+    pub domain: String,
+    /// The number that came with it, as text; empty: none.
+    pub payload: String,
+    pub is_mark: bool,
+    pub begin_ns: u64,
+    /// `None`: its thread or the recording ended first.
+    pub end_ns: Option<u64>,
 }
 
 impl Step {
@@ -86,6 +154,8 @@ pub struct Iteration {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Source {
     Mark,
+    /// Ranges of NVTX called `request:ID`; they tell of no tokens.
+    Nvtx,
     /// HTTP on the server's sockets: a token was delivered when it was handed to the kernel.
     Socket,
 }
@@ -96,6 +166,7 @@ impl Source {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Mark => "mark",
+            Self::Nvtx => "nvtx",
             Self::Socket => "socket",
         }
     }
@@ -241,12 +312,14 @@ pub enum Unmatched {
     WriteWithoutMark,
     /// A token whose mark and write are more than [`super::pair::FAR_NS`] apart.
     MarkFarFromWrite,
+    /// A sampled step of which layers are missing: too many, or events failed.
+    LayersCut,
     /// Open state dropped to stay in bounds.
     Evicted,
 }
 
 impl Unmatched {
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::StepWithoutBatch,
         Self::BatchWithoutStep,
         Self::TokenWithoutStep,
@@ -261,6 +334,7 @@ impl Unmatched {
         Self::MarkWithoutWrite,
         Self::WriteWithoutMark,
         Self::MarkFarFromWrite,
+        Self::LayersCut,
         Self::Evicted,
     ];
 
@@ -282,6 +356,7 @@ impl Unmatched {
             Self::MarkWithoutWrite => "mark_without_write",
             Self::WriteWithoutMark => "write_without_mark",
             Self::MarkFarFromWrite => "mark_far_from_write",
+            Self::LayersCut => "layers_cut",
             Self::Evicted => "evicted",
         }
     }
@@ -302,6 +377,7 @@ impl Unmatched {
             | Self::TokenWithoutStep
             | Self::BeforeFirstStep
             | Self::TokenRepeated
+            | Self::LayersCut
             | Self::UnknownRequest
             | Self::ExchangeWithoutRequest
             | Self::MarkWithoutWrite

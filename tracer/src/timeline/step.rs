@@ -5,9 +5,11 @@ use std::collections::{HashMap, VecDeque};
 use tracer_abi::mark::Slot;
 
 use super::iteration::{IterationKey, StepEnd};
+use super::layer::{self, PendingLayers};
+use super::phase::Ranges;
 use super::rows::{Step, Unmatched};
-use super::{Clock, PointInfo, Timeline, Witness};
-use crate::event::mark::{self, GpuSpan, InjectState};
+use super::{Clock, Timeline, Witness};
+use crate::event::mark::{self, GpuLayer, GpuSpan, InjectState};
 use crate::event::{Call, CallEnd, Origin, ProcessId, Role};
 
 /// Begin, process, thread: the order in which steps are released.
@@ -33,6 +35,12 @@ pub(super) struct OpenStep {
     /// A host wait may still come.
     unobserved: bool,
     span: Option<GpuSpan>,
+    /// Of a sampled step.
+    layers: Vec<GpuLayer>,
+    /// The request and the range of NVTX around it.
+    nvtx_request: String,
+    nvtx_range: String,
+    input_shapes: String,
 }
 
 struct JoinedBatch {
@@ -64,6 +72,7 @@ pub(super) struct Program {
     has_batches: bool,
     /// The injected library times steps that begin from here on.
     injected_since_ns: Option<u64>,
+    pub(super) layers: PendingLayers,
 }
 
 /// State of one thread.
@@ -75,10 +84,12 @@ pub(super) struct Thread {
     pub(super) last_batch: Option<(u64, IterationKey)>,
     /// Begin of the newest step that got a GPU span.
     last_span_ns: u64,
+    /// The ranges of NVTX that it is in.
+    pub(super) ranges: Ranges,
 }
 
 impl Program {
-    fn thread(&mut self, tid: u32) -> &mut Thread {
+    pub(super) fn thread(&mut self, tid: u32) -> &mut Thread {
         self.threads.entry(tid).or_default()
     }
 
@@ -133,7 +144,7 @@ impl<C: Clock> Timeline<C> {
         thread.last_batch = Some((origin.time_ns, key));
     }
 
-    pub(super) fn step_call(&mut self, call: &Call, info: PointInfo) {
+    pub(super) fn step_call(&mut self, call: &Call, stream_arg: Option<u8>) {
         let parent = call.parent_point.and_then(|point| self.points.get(&point));
         if parent.is_some_and(|parent| parent.role == Role::Step) {
             return;
@@ -144,9 +155,12 @@ impl<C: Clock> Timeline<C> {
         let inner = self.absorb_inner(call, end_ns);
         let batch = self.take_batch(call).map(|batch| self.join(batch)).or(inner);
         let key = (call.begin_ns, process, call.origin.tid);
-        let stream = info.stream_arg.and_then(|arg| call.args.get(usize::from(arg))).copied().unwrap_or(0);
+        let stream = stream_arg.and_then(|arg| call.args.get(usize::from(arg))).copied().unwrap_or(0);
         let thread = self.programs.entry(process).or_default().thread(call.origin.tid);
         let unobserved = self.has_waits;
+        let (nvtx_request, nvtx_range) = thread.ranges.current();
+        let owned = |name: Option<&str>| name.unwrap_or_default().to_owned();
+        let (nvtx_request, nvtx_range) = (owned(nvtx_request), owned(nvtx_range));
         let mut too_old = None;
         if unobserved {
             thread.unobserved.push_back(key);
@@ -165,6 +179,10 @@ impl<C: Clock> Timeline<C> {
             observed_by_stream: false,
             unobserved,
             span: None,
+            layers: Vec::new(),
+            nvtx_request,
+            nvtx_range,
+            input_shapes: self.shapes.of(process, call.args[0]),
         };
         self.steps.insert(key, step);
     }
@@ -232,11 +250,12 @@ impl<C: Clock> Timeline<C> {
     /// A thread is gone, or the recording is over.
     pub(super) fn forget_thread(&mut self, process: ProcessId, tid: u32) {
         let Some(program) = self.programs.get_mut(&process) else { return };
-        let pending = program.threads.remove(&tid).map(|thread| thread.pending).unwrap_or_default();
+        let Thread { pending, ranges, .. } = program.threads.remove(&tid).unwrap_or_default();
         let is_last = program.threads.is_empty() && program.batches.is_empty();
         if is_last {
             self.programs.remove(&process);
         }
+        self.close_ranges(ranges);
         self.forget_pending(pending);
     }
 
@@ -260,11 +279,11 @@ impl<C: Clock> Timeline<C> {
         }
     }
 
-    pub(super) fn wait_call(&mut self, call: &Call, info: PointInfo) {
+    pub(super) fn wait_call(&mut self, call: &Call, stream_arg: Option<u8>) {
         if call.end != CallEnd::Returned {
             return;
         }
-        let stream = info.stream_arg.and_then(|arg| call.args.get(usize::from(arg))).copied();
+        let stream = stream_arg.and_then(|arg| call.args.get(usize::from(arg))).copied();
         let Some(program) = self.programs.get_mut(&call.origin.process) else { return };
         let Some(thread) = program.threads.get_mut(&call.origin.tid) else { return };
         let steps = &mut self.steps;
@@ -285,6 +304,7 @@ impl<C: Clock> Timeline<C> {
         let program = self.programs.entry(origin.process).or_default();
         let since = program.injected_since_ns.get_or_insert(span.enqueue_begin_ns);
         *since = span.enqueue_begin_ns.min(*since);
+        let layers = program.layers.remove(&span.sequence).unwrap_or_default();
         if span.enqueue_begin_ns < self.first_ns {
             return;
         }
@@ -295,6 +315,7 @@ impl<C: Clock> Timeline<C> {
         };
         if let Some(step) = self.steps.get_mut(&key) {
             step.span = Some(span);
+            step.layers = layers;
         }
         let thread = self.programs.entry(origin.process).or_default().thread(key.2);
         thread.last_span_ns = thread.last_span_ns.max(key.0);
@@ -409,6 +430,9 @@ impl<C: Clock> Timeline<C> {
             }
             None => (None, None, 0, Vec::new()),
         };
+        if let Some(span) = step.span.filter(|span| span.sampled) {
+            self.out.layers.extend(layer::rows(id, &span, gpu, &step.layers));
+        }
         let row = Step {
             id,
             process: origin.process,
@@ -424,6 +448,16 @@ impl<C: Clock> Timeline<C> {
             observed_end_ns: step.observed_end_ns,
             device_uuid: step.span.map(|span| span.device_uuid),
             gpu,
+            sampled: step.span.is_some_and(|span| span.sampled),
+            engine: self.engines.at(origin.process, origin.time_ns),
+            engine_version: self
+                .points
+                .get(&step.call.point)
+                .map(|point| point.version.clone())
+                .unwrap_or_default(),
+            nvtx_request: step.nvtx_request,
+            nvtx_range: step.nvtx_range,
+            input_shapes: step.input_shapes,
             slots,
         };
         self.exchanges.step(&row);

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::DriverEvent;
 use super::budget::Budget;
-use super::rows::{Iteration, Request, Source, Step, Token};
+use super::rows::{Iteration, Layer, Phase, Request, Source, Step, Token};
 use crate::clock::{ClockQuality, WallClock};
-use crate::event::{GpuProcess, GpuSample, HttpEnd, HttpWire, Point, ProcessId, Xid};
+use crate::event::{EngineFile, GpuProcess, GpuSample, HttpEnd, HttpWire, Point, ProcessId, Xid};
 
 /// Everything that `report` and `request` print comes from here.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -18,6 +18,9 @@ pub struct Tables {
     pub tokens: Vec<Token>,
     /// Of the tokens whose latency is known, in their order.
     pub budgets: Vec<Budget>,
+    pub layers: Vec<Layer>,
+    pub phases: Vec<Phase>,
+    pub engine_files: Vec<EngineFile>,
     pub points: Vec<Point>,
     pub http_wires: Vec<HttpWire>,
     pub http_ends: Vec<HttpEnd>,

@@ -60,6 +60,7 @@ pub(crate) fn point(id: u32, role: Role, stream_arg: Option<u8>) -> Event {
         name: format!("point{id}"),
         role,
         library: String::new(),
+        version: String::new(),
         build_id: Vec::new(),
         offset: 0,
         placement: "nop5".into(),
@@ -154,6 +155,7 @@ pub(crate) fn span(tid: u32, time_ns: u64, enqueue: (u64, u64), span_ns: u32) ->
         base: 0,
         begin_ms: 3.0,
         span_ms: span_ns as f32,
+        sampled: false,
     };
     mark(HTTP_TID, time_ns, Mark::GpuSpan(span))
 }

@@ -7,7 +7,10 @@ use std::{
 };
 
 use serde_json::Value;
-use tracer_abi::mark::{ClockBurst, ClockReading, GpuSpan, InjectState, MarkHeader, MarkKind};
+use tracer_abi::mark::{
+    ClockBurst, ClockReading, GpuLayer, GpuLayers, GpuSpan, InjectState, MarkHeader, MarkKind, Nvtx,
+    NvtxState,
+};
 
 /// Device clock of the tests: 0.5 µs steps, 40 ppm fast.
 pub(crate) const QUANTUM_NS: f64 = 500.0;
@@ -111,6 +114,11 @@ pub(crate) struct Marks {
     pub(crate) spans: Vec<GpuSpan>,
     pub(crate) bursts: Vec<(ClockBurst, Vec<ClockReading>)>,
     pub(crate) states: Vec<(InjectState, String)>,
+    /// With name and domain.
+    pub(crate) nvtx: Vec<(Nvtx, String, String)>,
+    pub(crate) nvtx_states: Vec<NvtxState>,
+    /// Of each sampled step, the parts of its mark.
+    pub(crate) layers: Vec<(GpuLayers, Vec<(GpuLayer, String)>)>,
 }
 
 impl Marks {
@@ -138,6 +146,29 @@ impl Marks {
                         bytemuck::pod_read_unaligned(fixed),
                         String::from_utf8(reason.into()).unwrap(),
                     ));
+                }
+                MarkKind::Nvtx => {
+                    let (fixed, tail) = payload.split_at(size_of::<Nvtx>());
+                    let nvtx: Nvtx = bytemuck::pod_read_unaligned(fixed);
+                    let (name, domain) = tail.split_at(nvtx.name_bytes.into());
+                    assert_eq!(domain.len(), usize::from(nvtx.domain_bytes));
+                    let text = |bytes: &[u8]| String::from_utf8(bytes.into()).unwrap();
+                    marks.nvtx.push((nvtx, text(name), text(domain)));
+                }
+                MarkKind::NvtxState => marks.nvtx_states.push(bytemuck::pod_read_unaligned(payload)),
+                MarkKind::GpuLayers => {
+                    let (fixed, tail) = payload.split_at(size_of::<GpuLayers>());
+                    let mark: GpuLayers = bytemuck::pod_read_unaligned(fixed);
+                    let (layers, mut names) = tail.split_at(mark.layers as usize * size_of::<GpuLayer>());
+                    let layers = layers.chunks_exact(size_of::<GpuLayer>()).map(|bytes| {
+                        let layer: GpuLayer = bytemuck::pod_read_unaligned(bytes);
+                        let (name, rest) = names.split_at(layer.name_bytes.into());
+                        names = rest;
+                        (layer, String::from_utf8(name.into()).unwrap())
+                    });
+                    let layers: Vec<_> = layers.collect();
+                    assert_eq!(names, b"");
+                    marks.layers.push((mark, layers));
                 }
                 other => panic!("unexpected mark {other:?}"),
             }

@@ -124,6 +124,9 @@ impl Rank {
         let skew = chance(self.options.seed, &[RANKS, batch_id, self.rank.into()]) * 0.05;
         let gpu_ns = gpu_ns + (gpu_ns as f64 * skew) as u64 + if stalls { GPU_NS } else { 0 };
         self.engine.set_step(gpu_ns, self.options.kernels, host_ns);
+        // Rows as long as the longest.
+        let longest = iteration.slots.iter().map(|slot| slot.tokens).max().unwrap_or(0);
+        self.engine.set_input_shape(c"input_ids", &[iteration.slots.len() as i64, longest.into()]);
         let withheld = chance(self.options.seed, &[BATCHES, batch_id, self.rank.into()]) * 100.0;
         let marked = !self.options.no_marks && withheld >= self.options.withhold_batches;
         if marked {
@@ -269,6 +272,9 @@ impl Leader {
             if step.slots.is_empty() {
                 continue;
             }
+            if batch_id == 0 {
+                self.load()?;
+            }
             batch_id += 1;
             self.iterate(batch_id, &step)?;
             intake.steps.fetch_add(1, Ordering::Relaxed);
@@ -276,6 +282,15 @@ impl Leader {
                 // A request whose client has gone has no receiver.
                 _ = token.job.tokens.send(Token { index: token.index, last: token.last });
             }
+        }
+        Ok(())
+    }
+
+    /// Loads the engine's files, as servers do that load a model when it is first asked for. What is in them does not matter:
+    /// the stand-in's contexts are made by functions of its own.
+    fn load(&self) -> anyhow::Result<()> {
+        for file in &self.rank.options.engine_file {
+            std::fs::read(file).with_context(|| format!("cannot read the engine {}", file.display()))?;
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! The GPU libraries, loaded by name as a program that links them would, and called as it would.
 
-use std::ffi::{CStr, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
@@ -21,6 +21,7 @@ struct Libraries {
     synchronize_stream: unsafe extern "C" fn(Pointer) -> c_int,
     create_engine: unsafe extern "C" fn() -> Pointer,
     set_step: unsafe extern "C" fn(Pointer, u64, u32, u64),
+    set_input_shape: unsafe extern "C" fn(Pointer, *const c_char, *const i64, i32) -> bool,
 }
 
 fn open(name: &CStr) -> anyhow::Result<Pointer> {
@@ -88,6 +89,10 @@ impl Gpu {
                     nvinfer,
                     c"standin_set_step",
                 )?),
+                set_input_shape: std::mem::transmute::<
+                    Pointer,
+                    unsafe extern "C" fn(Pointer, *const c_char, *const i64, i32) -> bool,
+                >(find(nvinfer, c"standin_set_input_shape")?),
             }
         };
         // SAFETY: no preconditions.
@@ -127,6 +132,13 @@ impl Engine {
     pub(crate) fn set_step(&self, gpu_ns: u64, kernels: u32, host_ns: u64) {
         // SAFETY: the context lives as long as the process.
         unsafe { (self.libraries.set_step)(self.context, gpu_ns, kernels, host_ns) }
+    }
+
+    /// Sets the shape of an input.
+    pub(crate) fn set_input_shape(&self, name: &CStr, dims: &[i64]) {
+        let count = i32::try_from(dims.len()).unwrap_or(0);
+        // SAFETY: the context lives as long as the process; the name is a string, and there are so many dimensions.
+        unsafe { (self.libraries.set_input_shape)(self.context, name.as_ptr(), dims.as_ptr(), count) };
     }
 
     /// Calls `enqueueV3` as code compiled against TensorRT's header does: through the vtable of the implementation that

@@ -66,6 +66,9 @@ pub(crate) struct Serve {
     /// Write what happens, as JSON lines
     #[arg(long, value_name = "FILE")]
     pub(crate) truth: Option<PathBuf>,
+    /// Read this file before the first step, as an engine's (repeatable)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) engine_file: Vec<PathBuf>,
     /// Make no marks
     #[arg(long)]
     pub(crate) no_marks: bool,

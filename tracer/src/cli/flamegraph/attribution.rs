@@ -1,16 +1,23 @@
 //! Whose CPU time a sample is.
 //!
 //! In: a recording's events in order of time. Out: weighted stacks rooted at request → phase, or at `no request` →
-//! thread. A sample belongs to the batch that its thread announced last. Its CPU time is split over the batch's
+//! thread. A sample belongs to the batch that its thread announced last, or, where it announces none, to the request that
+//! an NVTX range around it names. Its CPU time is split over the batch's
 //! requests by the tokens that each has in it; the shares add up to the sample.
 
+use crate::event::mark::NvtxAction;
 use crate::event::{Event, Mark, ProcessAction, ProcessId, Sample, StackId, mark};
+use crate::timeline::request_id;
 use crate::timeline::shares::split;
 use std::collections::{BTreeMap, HashMap};
 use tracer_abi::mark::{DECODE, PREFILL, Slot};
 
 /// Root of samples that no batch mark precedes on their thread.
 const NO_REQUEST: &str = "no request";
+/// Phase of a request in which no NVTX range names one.
+const NO_PHASE: &str = "no phase";
+/// Nested ranges that are kept.
+const MAX_DEPTH: usize = 64;
 
 /// A thread for life.
 type Thread = (ProcessId, u32);
@@ -21,7 +28,7 @@ type RequestKey = usize;
 /// Who a sample's time belongs to, and in which phase (request) or on which thread (nobody).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Owner {
-    Request(RequestKey, &'static str),
+    Request(RequestKey, String),
     Nobody(String),
 }
 
@@ -33,6 +40,10 @@ pub(super) struct Attribution {
     /// The request that a process now means by a number.
     numbers: HashMap<(ProcessId, u64), RequestKey>,
     batches: HashMap<Thread, Batch>,
+    /// The NVTX ranges that each thread is in, outermost first, as they began.
+    ranges: HashMap<Thread, Vec<mark::Nvtx>>,
+    /// Requests that NVTX names.
+    named: HashMap<String, RequestKey>,
     threads: HashMap<Thread, String>,
     weights: BTreeMap<(Owner, Option<StackId>), u64>,
     /// Samples of each stack.
@@ -64,6 +75,7 @@ impl Attribution {
                     self.numbers.insert((e.origin.process, begin.request), key);
                 }
                 Mark::Batch(batch) => self.batch((e.origin.process, e.origin.tid), batch),
+                Mark::Nvtx(nvtx) => self.range((e.origin.process, e.origin.tid), nvtx),
                 _ => {}
             },
             Event::Process(e) => {
@@ -71,6 +83,7 @@ impl Attribution {
                 match e.action {
                     ProcessAction::Exit => {
                         self.batches.remove(&thread);
+                        self.ranges.remove(&thread);
                     }
                     _ => {
                         self.threads.insert(thread, e.comm.clone());
@@ -99,10 +112,51 @@ impl Attribution {
         }
     }
 
+    fn range(&mut self, thread: Thread, nvtx: &mark::Nvtx) {
+        let ranges = self.ranges.entry(thread).or_default();
+        match nvtx.action {
+            NvtxAction::Push if ranges.len() < MAX_DEPTH => {
+                ranges.push(nvtx.clone());
+            }
+            NvtxAction::Pop => {
+                if let Some(at) =
+                    ranges.iter().rposition(|open| (&open.domain, open.range) == (&nvtx.domain, nvtx.range))
+                {
+                    ranges.remove(at);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The request and the innermost other range that NVTX names on a thread.
+    fn named_by_ranges(&mut self, thread: Thread) -> Option<Owner> {
+        let ranges = self.ranges.get(&thread).filter(|ranges| !ranges.is_empty())?;
+        let id = |range: &mark::Nvtx| request_id(&range.name, &range.payload).map(str::to_owned);
+        let request = ranges.iter().rev().find_map(id);
+        let phase = ranges.iter().rev().find(|range| id(range).is_none()).map(|range| range.name.clone());
+        let Some(request) = request else { return phase.map(Owner::Nobody) };
+        let key = match self.named.get(&request) {
+            Some(key) => *key,
+            None => {
+                let key = self.new_request(0, &request);
+                self.named.insert(request, key);
+                key
+            }
+        };
+        Some(Owner::Request(key, phase.unwrap_or_else(|| NO_PHASE.to_owned())))
+    }
+
     fn sample(&mut self, sample: &Sample) {
         *self.samples.entry(sample.stack).or_default() += 1;
         let thread = (sample.origin.process, sample.origin.tid);
         let slots = self.batches.get(&thread).map(|batch| batch.slots.clone()).unwrap_or_default();
+        if slots.is_empty()
+            && let Some(owner) = self.named_by_ranges(thread)
+        {
+            self.add(owner, sample.stack, sample.period_ns);
+            return;
+        }
         if slots.is_empty() {
             let name = match self.threads.get(&thread) {
                 Some(name) if !name.is_empty() => name.clone(),
@@ -113,7 +167,8 @@ impl Attribution {
         }
         let tokens: Vec<u64> = slots.iter().map(|slot| u64::from(slot.tokens)).collect();
         for (slot, share) in slots.iter().zip(split(sample.period_ns, &tokens)) {
-            let owner = Owner::Request(self.request(thread.0, slot.request), phase_name(slot.phase));
+            let owner =
+                Owner::Request(self.request(thread.0, slot.request), phase_name(slot.phase).to_owned());
             self.add(owner, sample.stack, share);
         }
     }
@@ -147,9 +202,7 @@ impl Attribution {
         let mut weights: BTreeMap<([String; 2], Option<StackId>), u64> = BTreeMap::new();
         for ((owner, stack), weight) in self.weights {
             let root = match owner {
-                Owner::Request(key, phase) => {
-                    [names.get(&key).cloned().unwrap_or_default(), phase.to_owned()]
-                }
+                Owner::Request(key, phase) => [names.get(&key).cloned().unwrap_or_default(), phase],
                 Owner::Nobody(thread) => [NO_REQUEST.to_owned(), thread],
             };
             *weights.entry((root, stack)).or_default() += weight;
@@ -230,6 +283,40 @@ mod tests {
         let rooted = attribution.finish(named);
         let flat = rooted.weights.into_iter();
         flat.map(|([a, b], stack, weight)| (a, b, stack.map_or(0, |s| s.0), weight)).collect()
+    }
+
+    fn nvtx(tid: u32, action: NvtxAction, name: &str) -> Event {
+        let (name, none) = (name.to_owned(), String::new);
+        let nvtx = mark::Nvtx { action, range: 0, name, domain: none(), payload: none() };
+        Event::Mark(MarkEvent { origin: origin(tid), mark: Mark::Nvtx(nvtx) })
+    }
+
+    #[test]
+    fn ranges_name_requests_and_phases_where_no_batch_does() {
+        use NvtxAction::{Pop, Push};
+        let events = [
+            nvtx(11, Push, "request:abc"),
+            sample(11, 1, 5),
+            nvtx(11, Push, "prefill"),
+            sample(11, 2, 5),
+            nvtx(11, Pop, ""),
+            nvtx(11, Pop, ""),
+            nvtx(12, Push, "warm-up"),
+            sample(12, 4, 5),
+            sample(11, 8, 5),
+            batch(12, 1, 0, &[(1, 1, DECODE)]),
+            sample(12, 16, 5),
+        ];
+        assert_eq!(
+            rooted(&events, 12),
+            [
+                row("abc", "no phase", 5, 1),
+                row("abc", "prefill", 5, 2),
+                row("no request", "thread-11", 5, 8),
+                row("no request", "warm-up", 5, 4),
+                row("request #1", "decode", 5, 16),
+            ]
+        );
     }
 
     fn row(root: &str, phase: &str, stack: u64, weight: u64) -> (String, String, u64, u64) {

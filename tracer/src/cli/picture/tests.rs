@@ -36,6 +36,7 @@ fn definitions(time_ns: u64) -> Vec<Event> {
         name: "step".into(),
         role: Role::Step,
         library: String::new(),
+        version: String::new(),
         build_id: Vec::new(),
         offset: 0,
         placement: "nop5".into(),

@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde::Serialize;
 
+use super::engine::Engines;
+use super::layers::{self, Layers, PhaseLine};
 use super::{gpu::Gpus, sockets::Sockets, why::Why};
 
 use crate::cli::budget;
@@ -32,6 +34,12 @@ pub(crate) struct Summary {
     pub(crate) clocks: Vec<ClockLine>,
     pub(crate) latencies: Vec<LatencyRow>,
     pub(crate) gpus: Gpus,
+    /// Which engines the steps ran.
+    pub(crate) engines: Engines,
+    /// Of sampled steps; `null` where none was.
+    pub(crate) layers: Option<Layers>,
+    /// From phase marks and NVTX, by name.
+    pub(crate) phases: Vec<PhaseLine>,
     pub(crate) counts: Counts,
     /// Gaps between tokens: of each step the slowest token. Then the slowest first tokens of requests.
     pub(crate) slowest_tokens: Vec<SlowToken>,
@@ -179,10 +187,7 @@ pub(crate) struct LedgerLine {
 impl Summary {
     /// With the `slowest` tokens of the longest latency, and why those from `slow_ns` on were slow.
     pub(crate) fn new(tables: &Tables, slowest: usize, slow_ns: Option<u64>) -> Self {
-        let mut latencies = Latencies::default();
-        tables.tokens.iter().for_each(|token| latencies.add_token(token));
-        tables.steps.iter().for_each(|step| latencies.add_step(step));
-        tables.requests.iter().for_each(|request| latencies.add_request(request));
+        let latencies = Latencies::of(tables);
         let gpu_times = GpuTimes::new(&tables.steps);
         let source = tables.source();
         let row = |latency| LatencyRow {
@@ -199,6 +204,9 @@ impl Summary {
             gpu_times,
             clocks: tables.clocks.iter().map(ClockLine::new).collect(),
             gpus: Gpus::new(tables),
+            engines: Engines::new(tables),
+            layers: Some(Layers::new(tables)).filter(|layers| layers.steps_sampled > 0),
+            phases: layers::phases(tables),
             counts: Counts::new(tables),
             slowest_tokens: slow.tokens(false, slowest),
             slowest_first_tokens: slow.tokens(true, slowest),
@@ -385,7 +393,11 @@ impl<'a> Slow<'a> {
 
     /// The slowest first or later tokens, one of each step; the others of a step are counted.
     fn tokens(&self, first: bool, most: usize) -> Vec<SlowToken> {
-        let those = self.tokens.iter().filter(|token| (token.index == 0) == first);
+        // What made a sampled step slow is the tracer.
+        let is_sampled = |token: &Token| {
+            token.step.and_then(|step| self.steps.get(&step)).is_some_and(|step| step.sampled)
+        };
+        let those = self.tokens.iter().filter(|token| (token.index == 0) == first && !is_sampled(token));
         let mut tokens: Vec<(u64, &Token)> =
             those.filter_map(|token| Some((token.latency_ns?, token))).collect();
         tokens.sort_by_key(|(ns, token)| (std::cmp::Reverse(*ns), token.request, token.choice, token.index));

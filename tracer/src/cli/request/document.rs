@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{Life, Piece, finish};
 use crate::cli::budget;
-use crate::cli::units::{hex, rfc3339};
+use crate::cli::units::{date_time, hex, rfc3339};
 use crate::clock::WallClock;
 use crate::timeline::rows::{GpuTime, Step};
 use crate::timeline::tables::Tables;
@@ -48,7 +48,29 @@ struct RequestDocument<'a> {
     tokens_declared: Option<u32>,
     ttft_ns: Option<u64>,
     tpot_ns: Option<f64>,
+    engines: Vec<EngineDocument<'a>>,
+    phases: Vec<PhaseDocument<'a>>,
     tokens: Vec<TokenDocument>,
+}
+
+/// An engine of its tokens' steps.
+#[derive(Serialize)]
+struct EngineDocument<'a> {
+    path: &'a str,
+    bytes: u64,
+    modified_at: Option<String>,
+    fingerprint: Option<String>,
+}
+
+#[derive(Serialize)]
+struct PhaseDocument<'a> {
+    name: &'a str,
+    domain: &'a str,
+    source: &'static str,
+    is_mark: bool,
+    /// CLOCK_MONOTONIC.
+    begin_ns: u64,
+    end_ns: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -72,6 +94,10 @@ struct TokenDocument {
     step_duration_ns: Option<u64>,
     /// Of the step; `null` where it was only observed by the host.
     gpu: Option<GpuDocument>,
+    /// Its step's layers were timed, so that it took longer than it would have.
+    sampled: bool,
+    /// Of its step's inputs; empty: not known.
+    input_shapes: String,
     batch: Option<u64>,
     prefill: bool,
     /// Where the latency went, ns by part; they sum to it.
@@ -145,6 +171,28 @@ impl<'a> RequestDocument<'a> {
             tokens_declared: request.declared_tokens,
             ttft_ns: request.ttft_ns,
             tpot_ns: request.tpot_ns,
+            engines: life
+                .engines
+                .iter()
+                .map(|engine| EngineDocument {
+                    path: &engine.path,
+                    bytes: engine.bytes,
+                    modified_at: date_time(engine.modified_ns),
+                    fingerprint: Some(hex(&engine.fingerprint)).filter(|sum| !sum.is_empty()),
+                })
+                .collect(),
+            phases: life
+                .phases
+                .iter()
+                .map(|phase| PhaseDocument {
+                    name: &phase.name,
+                    domain: &phase.domain,
+                    source: phase.source.name(),
+                    is_mark: phase.is_mark,
+                    begin_ns: phase.begin_ns,
+                    end_ns: phase.end_ns,
+                })
+                .collect(),
             tokens: life.tokens.iter().map(|piece| TokenDocument::new(piece, wall)).collect(),
         }
     }
@@ -168,6 +216,8 @@ impl TokenDocument {
             step_begin_at: step.and_then(|step| utc(wall, step.begin_ns)),
             step_duration_ns: step.and_then(Step::duration_ns),
             gpu: piece.gpu().map(|gpu| GpuDocument::new(gpu, wall)),
+            sampled: step.is_some_and(|step| step.sampled),
+            input_shapes: step.map(|step| step.input_shapes.clone()).unwrap_or_default(),
             batch: *batch,
             prefill: token.prefill,
             parts: budget.map(budget::parts).unwrap_or_default(),

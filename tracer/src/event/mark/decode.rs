@@ -8,7 +8,8 @@ use bytemuck::{AnyBitPattern, Pod};
 use tracer_abi::mark::{self as abi, MarkHeader, MarkKind};
 
 use super::{
-    Attr, AttrValue, Batch, ClockBurst, GpuSpan, InjectState, Mark, Phase, RequestBegin, RequestEnd, Token,
+    Attr, AttrValue, Batch, ClockBurst, GpuLayer, GpuLayers, GpuSpan, InjectState, Mark, Nvtx, NvtxAction,
+    NvtxState, Phase, RequestBegin, RequestEnd, Shape, Token,
 };
 
 /// Why a payload was refused.
@@ -64,6 +65,10 @@ impl Mark {
             MarkKind::Token => Self::Token(token(body)?),
             MarkKind::Phase => Self::Phase(phase(body)?),
             MarkKind::Attr => Self::Attr(attr(body)?),
+            MarkKind::Nvtx => Self::Nvtx(nvtx(body)?),
+            MarkKind::Shape => Self::Shape(shape(body)?),
+            MarkKind::GpuLayers => Self::GpuLayers(gpu_layers(body)?),
+            MarkKind::NvtxState => Self::NvtxState(nvtx_state(body)?),
             MarkKind::GpuSpan => Self::GpuSpan(gpu_span(body)?),
             MarkKind::ClockBurst => Self::ClockBurst(clock_burst(body)?),
             MarkKind::InjectState => Self::InjectState(inject_state(body)?),
@@ -140,6 +145,88 @@ fn attr(body: &[u8]) -> Result<Attr, MarkError> {
     Ok(Attr { request: raw.request, choice: raw.choice, key, value })
 }
 
+fn nvtx(body: &[u8]) -> Result<Nvtx, MarkError> {
+    let (raw, mut tail) = split::<abi::Nvtx>(body)?;
+    let action = match raw.action {
+        abi::NVTX_PUSH => NvtxAction::Push,
+        abi::NVTX_POP => NvtxAction::Pop,
+        abi::NVTX_START => NvtxAction::Start,
+        abi::NVTX_END => NvtxAction::End,
+        abi::NVTX_MARK => NvtxAction::Mark,
+        abi::NVTX_STARTED => NvtxAction::Started,
+        other => return Err(MarkError::BadValue { field: "action", value: other.into() }),
+    };
+    let bits = raw.payload;
+    let payload = match raw.payload_kind {
+        abi::NVTX_PAYLOAD_NONE => String::new(),
+        abi::NVTX_PAYLOAD_U64 => bits.to_string(),
+        abi::NVTX_PAYLOAD_I64 => bits.cast_signed().to_string(),
+        abi::NVTX_PAYLOAD_F64 => f64::from_bits(bits).to_string(),
+        // The union's smaller members are its first bytes.
+        abi::NVTX_PAYLOAD_U32 => (bits as u32).to_string(),
+        abi::NVTX_PAYLOAD_I32 => (bits as u32).cast_signed().to_string(),
+        abi::NVTX_PAYLOAD_F32 => f32::from_bits(bits as u32).to_string(),
+        other => return Err(MarkError::BadValue { field: "payload_kind", value: other.into() }),
+    };
+    Ok(Nvtx {
+        action,
+        range: raw.range,
+        name: tail.string(raw.name_bytes)?,
+        domain: tail.string(raw.domain_bytes)?,
+        payload,
+    })
+}
+
+fn shape(body: &[u8]) -> Result<Shape, MarkError> {
+    let (raw, mut tail) = split::<abi::Shape>(body)?;
+    let dims = raw.dims.get(..raw.count as usize).ok_or(MarkError::TooMany {
+        what: "dimensions",
+        count: raw.count as usize,
+        max: abi::MAX_DIMS,
+    })?;
+    let dims: Vec<String> = dims.iter().map(i64::to_string).collect();
+    Ok(Shape { object: raw.object, name: tail.string(raw.name_bytes)?, dims: dims.join("x") })
+}
+
+fn gpu_layers(body: &[u8]) -> Result<GpuLayers, MarkError> {
+    let (raw, mut tail) = split::<abi::GpuLayers>(body)?;
+    let fixed: Vec<abi::GpuLayer> = tail.array("layers", raw.layers, abi::MAX_LAYERS)?;
+    let beyond = raw.total as usize > abi::MAX_LAYERS || raw.first.saturating_add(raw.layers) > raw.total;
+    if beyond {
+        return Err(MarkError::BadValue { field: "total", value: raw.total.into() });
+    }
+    let layers = (raw.first..).zip(fixed).map(|(number, layer)| {
+        let parent = (layer.parent != abi::NO_LAYER).then_some(layer.parent);
+        if parent.is_some_and(|parent| parent >= number) {
+            return Err(MarkError::BadValue { field: "parent", value: layer.parent.into() });
+        }
+        Ok(GpuLayer {
+            begin_ms: f32::from_bits(layer.begin_ms_bits),
+            end_ms: f32::from_bits(layer.end_ms_bits),
+            parent,
+            depth: layer.depth,
+            name: tail.string(layer.name_bytes)?,
+        })
+    });
+    let layers = layers.collect::<Result<_, _>>()?;
+    let cut = raw.flags & abi::LAYERS_CUT != 0;
+    Ok(GpuLayers { sequence: raw.sequence, total: raw.total, first: raw.first, cut, layers })
+}
+
+fn nvtx_state(body: &[u8]) -> Result<NvtxState, MarkError> {
+    let raw: abi::NvtxState = fixed(body)?;
+    Ok(NvtxState {
+        clients: raw.clients,
+        refused: raw.refused,
+        sample_every: raw.sample_every,
+        reported: raw.reported,
+        limited: raw.limited,
+        names_lost: raw.names_lost,
+        sampled: raw.sampled,
+        skipped_pool: raw.skipped_pool,
+    })
+}
+
 fn gpu_span(body: &[u8]) -> Result<GpuSpan, MarkError> {
     let raw: abi::GpuSpan = fixed(body)?;
     Ok(GpuSpan {
@@ -154,6 +241,7 @@ fn gpu_span(body: &[u8]) -> Result<GpuSpan, MarkError> {
         base: raw.base,
         begin_ms: f32::from_bits(raw.begin_ms_bits),
         span_ms: f32::from_bits(raw.span_ms_bits),
+        sampled: raw.flags & abi::SPAN_SAMPLED != 0,
     })
 }
 

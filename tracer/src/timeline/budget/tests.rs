@@ -38,6 +38,12 @@ fn step(
             span_ns: end_ns - begin_ns,
             bound_ns: 5,
         }),
+        sampled: false,
+        engine: None,
+        engine_version: String::new(),
+        nvtx_request: String::new(),
+        nvtx_range: String::new(),
+        input_shapes: String::new(),
         slots: serves.iter().map(|&request| Slot { request, ..Slot::default() }).collect(),
     }
 }

@@ -120,7 +120,81 @@ fn encode(mark: &Mark) -> Vec<u8> {
                 base: m.base,
                 begin_ms_bits: m.begin_ms.to_bits(),
                 span_ms_bits: m.span_ms.to_bits(),
+                flags: if m.sampled { abi::SPAN_SAMPLED } else { 0 },
+            }),
+            &[],
+        ),
+        Mark::Nvtx(m) => payload(
+            bytes_of(&abi::Nvtx {
+                header: header(MarkKind::Nvtx),
+                range: m.range,
+                payload: m.payload.parse::<i64>().map_or(0, i64::cast_unsigned),
+                action: match m.action {
+                    NvtxAction::Push => abi::NVTX_PUSH,
+                    NvtxAction::Pop => abi::NVTX_POP,
+                    NvtxAction::Start => abi::NVTX_START,
+                    NvtxAction::End => abi::NVTX_END,
+                    NvtxAction::Mark => abi::NVTX_MARK,
+                    NvtxAction::Started => abi::NVTX_STARTED,
+                },
+                payload_kind: if m.payload.is_empty() {
+                    abi::NVTX_PAYLOAD_NONE
+                } else {
+                    abi::NVTX_PAYLOAD_I64
+                },
+                name_bytes: m.name.len() as u16,
+                domain_bytes: m.domain.len() as u16,
+            }),
+            &[m.name.as_bytes(), m.domain.as_bytes()],
+        ),
+        Mark::Shape(m) => {
+            let mut dims = [0; abi::MAX_DIMS];
+            let given: Vec<i64> = m.dims.split('x').filter_map(|dim| dim.parse().ok()).collect();
+            dims[..given.len()].copy_from_slice(&given);
+            payload(
+                bytes_of(&abi::Shape {
+                    header: header(MarkKind::Shape),
+                    object: m.object,
+                    dims,
+                    count: given.len() as u32,
+                    name_bytes: m.name.len() as u32,
+                }),
+                &[m.name.as_bytes()],
+            )
+        }
+        Mark::GpuLayers(m) => {
+            let fixed = m.layers.iter().map(|layer| abi::GpuLayer {
+                begin_ms_bits: layer.begin_ms.to_bits(),
+                end_ms_bits: layer.end_ms.to_bits(),
+                parent: layer.parent.unwrap_or(abi::NO_LAYER),
+                depth: layer.depth,
+                name_bytes: layer.name.len() as u16,
+            });
+            let names: String = m.layers.iter().map(|layer| layer.name.as_str()).collect();
+            payload(
+                bytes_of(&abi::GpuLayers {
+                    header: header(MarkKind::GpuLayers),
+                    sequence: m.sequence,
+                    total: m.total,
+                    first: m.first,
+                    layers: m.layers.len() as u32,
+                    flags: if m.cut { abi::LAYERS_CUT } else { 0 },
+                }),
+                &[bytemuck::cast_slice(&fixed.collect::<Vec<_>>()), names.as_bytes()],
+            )
+        }
+        Mark::NvtxState(m) => payload(
+            bytes_of(&abi::NvtxState {
+                header: header(MarkKind::NvtxState),
+                clients: m.clients,
+                refused: m.refused,
+                sample_every: m.sample_every,
                 _pad: 0,
+                reported: m.reported,
+                limited: m.limited,
+                names_lost: m.names_lost,
+                sampled: m.sampled,
+                skipped_pool: m.skipped_pool,
             }),
             &[],
         ),
@@ -233,6 +307,7 @@ fn device_mark() -> impl Strategy<Value = Mark> {
                 base: m[2],
                 begin_ms: ms[0],
                 span_ms: ms[1],
+                sampled: false,
             })
         },
     );
@@ -271,7 +346,50 @@ fn device_mark() -> impl Strategy<Value = Mark> {
             abandoned: n[5],
         })
     });
-    prop_oneof![batch, span, burst, state]
+    prop_oneof![batch, span, burst, state, nvtx_mark()]
+}
+
+fn nvtx_mark() -> impl Strategy<Value = Mark> {
+    use NvtxAction::{End, Pop, Push, Start, Started};
+    let action = prop::sample::select(vec![Push, Pop, Start, End, NvtxAction::Mark, Started]);
+    let payload = prop_oneof![Just(String::new()), any::<i64>().prop_map(|n| n.to_string())];
+    let nvtx =
+        (action, any::<u64>(), name(), name(), payload).prop_map(|(action, range, name, domain, payload)| {
+            Mark::Nvtx(Nvtx { action, range, name, domain, payload })
+        });
+    let layer = ([0f32..1e6, 0f32..1e6], any::<Option<u32>>(), any::<u16>(), name());
+    let layers = (any::<u64>(), 0..900u32, any::<bool>(), prop::collection::vec(layer, 0..60)).prop_map(
+        |(sequence, first, cut, layers)| {
+            let layers: Vec<GpuLayer> = (first..)
+                .zip(layers)
+                .map(|(number, ([begin_ms, end_ms], parent, depth, name))| {
+                    let parent = parent.and_then(|parent| parent.checked_rem(number));
+                    GpuLayer { begin_ms, end_ms, parent, depth, name }
+                })
+                .collect();
+            let total = first + layers.len() as u32;
+            Mark::GpuLayers(GpuLayers { sequence, total, first, cut, layers })
+        },
+    );
+    let state = (any::<[u32; 3]>(), any::<[u64; 5]>()).prop_map(|(m, n)| {
+        Mark::NvtxState(NvtxState {
+            clients: m[0],
+            refused: m[1],
+            sample_every: m[2],
+            reported: n[0],
+            limited: n[1],
+            names_lost: n[2],
+            sampled: n[3],
+            skipped_pool: n[4],
+        })
+    });
+    let shape = (any::<u64>(), name(), prop::collection::vec(any::<i64>(), 0..=abi::MAX_DIMS)).prop_map(
+        |(object, name, dims)| {
+            let dims = dims.iter().map(i64::to_string).collect::<Vec<_>>().join("x");
+            Mark::Shape(Shape { object, name, dims })
+        },
+    );
+    prop_oneof![nvtx, layers, state, shape]
 }
 
 fn mark() -> impl Strategy<Value = Mark> {
@@ -317,7 +435,7 @@ proptest! {
     }
 
     #[test]
-    fn random_bodies_never_panic(kind in 0u16..20, mut bytes in prop::collection::vec(any::<u8>(), 8..4200)) {
+    fn random_bodies_never_panic(kind in 0u16..22, mut bytes in prop::collection::vec(any::<u8>(), 8..4200)) {
         let size = bytes.len() as u32;
         bytes[..2].copy_from_slice(&1u16.to_ne_bytes());
         bytes[2..4].copy_from_slice(&kind.to_ne_bytes());
@@ -337,6 +455,31 @@ fn hostile_strings_are_cleaned_and_cut() {
     assert_eq!(clean("x\u{202e}y".as_bytes()), "x\u{fffd}y");
     assert_eq!(clean(&[0xff; 400]).len(), MAX_STRING_BYTES / 3 * 3);
     assert_eq!(clean("漢".repeat(200).as_bytes()).len(), 255);
+}
+
+#[test]
+fn payloads_of_nvtx_are_text() {
+    let decode = |kind: u16, bits: u64| {
+        let raw = abi::Nvtx {
+            header: header(MarkKind::Nvtx),
+            payload: bits,
+            payload_kind: kind,
+            ..Zeroable::zeroed()
+        };
+        Mark::decode(&payload(bytes_of(&raw), &[])).map(|mark| match mark {
+            Mark::Nvtx(nvtx) => nvtx.payload,
+            other => panic!("{other:?}"),
+        })
+    };
+    let ok = |text: &str| Ok(text.to_owned());
+    assert_eq!(decode(abi::NVTX_PAYLOAD_NONE, 7), ok(""));
+    assert_eq!(decode(abi::NVTX_PAYLOAD_U64, u64::MAX), ok("18446744073709551615"));
+    assert_eq!(decode(abi::NVTX_PAYLOAD_I64, u64::MAX), ok("-1"));
+    assert_eq!(decode(abi::NVTX_PAYLOAD_U32, 0xdead_0000_0007), ok("7"));
+    assert_eq!(decode(abi::NVTX_PAYLOAD_I32, 0xffff_fffe), ok("-2"));
+    assert_eq!(decode(abi::NVTX_PAYLOAD_F64, 1.5f64.to_bits()), ok("1.5"));
+    assert_eq!(decode(abi::NVTX_PAYLOAD_F32, 0.25f32.to_bits().into()), ok("0.25"));
+    assert!(decode(7, 0).is_err());
 }
 
 #[test]
