@@ -112,7 +112,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     } else if let Some(slow) = args.slow {
         (slow::weigh(&source, slow)?, "no token has a known latency")
     } else if args.gpu {
-        let hint = "layers need NVTX and GPU times: `tracer record -- CMD`, and an engine that names its layers";
+        let hint =
+            "layers need NVTX and GPU times: `tracer record -- CMD`, and an engine that names its layers";
         (layers::weigh(&source), hint)
     } else {
         (cpu::weigh(&source)?, "was it recorded with --sample-hz 0?")

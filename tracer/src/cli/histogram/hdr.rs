@@ -84,7 +84,7 @@ mod tests {
     #[test]
     fn a_log_holds_what_was_recorded() {
         let tables = tables();
-        let latencies = super::super::latencies(&tables);
+        let latencies = crate::latency::Latencies::of(&tables);
         let log = log(&tables.meta, 5_000_000_000, &latencies).unwrap();
         assert!(log.contains("#[StartTime: 1796000000.000 (seconds since epoch)]"), "{log}");
         let mut seen = Vec::new();
