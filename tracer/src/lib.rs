@@ -4,6 +4,7 @@ pub mod capture;
 pub mod cli;
 pub mod clock;
 pub mod event;
+pub mod export;
 mod gpu;
 pub mod host_clock;
 pub mod http;

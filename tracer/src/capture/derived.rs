@@ -249,6 +249,19 @@ pub enum OffReason {
     Other,
 }
 
+impl OffReason {
+    /// Name in tables and traces.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Preempted => "preempted",
+            Self::Sleeping => "sleeping",
+            Self::Uninterruptible => "uninterruptible",
+            Self::Other => "other",
+        }
+    }
+}
+
 words!(OffReason {
     Preempted = "preempted",
     Sleeping = "sleeping",
@@ -474,11 +487,15 @@ columns!(SymbolFrame {
 });
 
 macro_rules! tables {
-    ($($type:ty = $name:literal;)*) => {$(
-        impl Table for $type {
-            const NAME: &'static str = $name;
-        }
-    )*};
+    ($($type:ty = $name:literal;)*) => {
+        /// Names of the derived tables.
+        pub const DERIVED_TABLES: &[&str] = &[$($name),*];
+        $(
+            impl Table for $type {
+                const NAME: &'static str = $name;
+            }
+        )*
+    };
 }
 
 tables! {

@@ -17,6 +17,7 @@
 //! otherwise; a process is the two columns `tgid` and `start_ticks`; identifiers of bytes are lower-case hexadecimal
 //! text.
 
+mod arrow_table;
 mod budget;
 mod column;
 mod derived;
@@ -33,7 +34,8 @@ mod table;
 mod torn;
 mod writer;
 
-pub use derived::{ClockKnot, IdKind, OffCpu, OffReason, RequestId};
+pub use arrow_table::ArrowBatches;
+pub use derived::{ClockKnot, DERIVED_TABLES, IdKind, OffCpu, OffReason, RequestId};
 pub use error::{Error, ErrorKind, Result};
 pub use finish::{Finished, finish};
 pub use meta::{Meta, MetaProcess, VERSION};

@@ -114,7 +114,7 @@ fn parquet_rows<T: Table>(path: &Path, batch: RecordBatch) -> Result<Vec<T>> {
     stream::rows(&batch).context("read", path)
 }
 
-fn open_if_there(path: &Path) -> Result<Option<File>> {
+pub(super) fn open_if_there(path: &Path) -> Result<Option<File>> {
     match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         other => other.map(Some).context("open", path),

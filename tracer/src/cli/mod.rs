@@ -4,8 +4,10 @@
 //! library and formats; anything worth testing lives below it.
 
 mod budget;
+mod diff;
 mod doctor;
 mod duration;
+mod export;
 mod flamegraph;
 mod heatmap;
 mod histogram;
@@ -22,6 +24,7 @@ mod target;
 #[cfg(test)]
 pub(crate) mod testing;
 mod units;
+mod view;
 
 use std::process::ExitCode;
 
@@ -34,7 +37,8 @@ use crate::probe::object;
 #[derive(Debug, Parser)]
 #[command(name = "tracer", version, long_version = long_version(), arg_required_else_help = true)]
 #[command(
-    after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 recorded but nothing of an engine was seen."
+    after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 recorded but nothing of an engine was seen,\n\
+                  4 two captures differ (`tracer diff`)."
 )]
 pub struct Cli {
     #[command(subcommand)]
@@ -50,6 +54,9 @@ enum Command {
     Flamegraph(flamegraph::Args),
     Heatmap(heatmap::Args),
     Histogram(histogram::Args),
+    View(view::Args),
+    Export(export::Args),
+    Diff(diff::Args),
     Recover(recover::Args),
     Probes(probes::Args),
     Doctor(doctor::Args),
@@ -72,6 +79,9 @@ pub fn run() -> ExitCode {
         Command::Flamegraph(args) => flamegraph::run(&args),
         Command::Heatmap(args) => heatmap::run(&args),
         Command::Histogram(args) => histogram::run(&args),
+        Command::View(args) => view::run(&args),
+        Command::Export(args) => export::run(&args),
+        Command::Diff(args) => diff::run(&args),
         Command::Recover(args) => recover::run(&args),
         Command::Probes(args) => probes::run(&args),
         Command::Doctor(args) => doctor::run(&args),

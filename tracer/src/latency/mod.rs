@@ -6,9 +6,11 @@
 
 mod contrast;
 mod distribution;
+mod shift;
 
 pub use contrast::{Contrast, Frequent, Group, Grown, TooFew};
 pub use distribution::{Bin, Distribution, Quantile};
+pub use shift::{Change, Shift};
 
 use tracer_abi::mark::{FINISH_CANCELLED, FINISH_ERROR};
 

@@ -28,6 +28,7 @@
 //! It does not count where a thread was held by its client or a disk, since that is what the token waited for.
 
 mod chain;
+mod folded;
 mod label;
 mod steps;
 #[cfg(test)]
@@ -36,6 +37,7 @@ mod tests;
 use std::collections::HashMap;
 
 pub use chain::{OffCpuInterval, Threads};
+pub use folded::{Leaf, folded};
 pub use label::{Blocked, Label};
 
 use super::rows::{Request, Step, Token};
