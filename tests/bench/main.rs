@@ -1,5 +1,5 @@
 //! What tracing costs: `cargo xtask bench`. Prints ratios of figures that are measured in turns within one run.
-//! And how right its clocks are: `cargo xtask bench --clock`.
+//! And how right its clocks are: `cargo xtask bench --clock`; what large captures take: `cargo xtask bench --large`.
 
 mod affinity;
 mod alignment;
@@ -9,6 +9,7 @@ mod clock;
 mod driver;
 mod empty;
 mod inject;
+mod large;
 mod library;
 mod marks;
 #[path = "../../engines/tests/real/memory.rs"]
@@ -68,6 +69,9 @@ struct Options {
     /// Instead: only what following sockets costs
     #[arg(long, conflicts_with = "clock")]
     sockets: bool,
+    /// Instead: what a capture of ten million events takes to report and to show
+    #[arg(long)]
+    large: bool,
     /// Write everything that was measured, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -121,6 +125,9 @@ fn run(options: &Options) -> Result<()> {
     }
     if options.clock {
         return alignment::run(options.quick, options.json.as_deref());
+    }
+    if options.large {
+        return large::run(options.quick, options.json.as_deref());
     }
     if options.enqueue {
         return inject::enqueue();

@@ -15,9 +15,15 @@ pub(crate) struct Options {
     /// Instead: how right the clocks are on a simulated device; needs no root.
     #[arg(long)]
     clock: bool,
+<<<<<<< HEAD
     /// Instead: only what following sockets costs.
     #[arg(long, conflicts_with = "clock")]
     sockets: bool,
+=======
+    /// Instead: what a capture of ten million events takes to report and to show; needs no root.
+    #[arg(long, conflicts_with = "clock")]
+    large: bool,
+>>>>>>> 12e5413 (The page is tested in Chromium; benchmark of large captures)
     /// Write everything that was measured, as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -35,6 +41,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if options.clock {
         run_command(build.args(["--bin", "tracer-bench"]))?;
         bench.arg("--clock");
+    } else if options.large {
+        run_command(build.args(["--bin", "tracer-bench", "--bin", "tracer"]))?;
+        bench.arg("--large");
     } else {
         setup::run()?;
         run_command(build.env("TRACER_EBPF", "require"))?;

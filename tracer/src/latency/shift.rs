@@ -254,6 +254,8 @@ mod tests {
     use crate::timeline::budget::Budget;
     use crate::timeline::rows::Token;
 
+    const PER_TENTH: u64 = 20;
+
     /// Gaps of a recording: every tenth of a second has a speed of its own, so that tokens are slow together.
     fn recording(seed: u64, slower: f64) -> Tables {
         let mut random = Random(seed);
@@ -261,10 +263,10 @@ mod tests {
         let mut tables = Tables::default();
         for tenth in 0..100_u64 {
             let speed = 1.0 + share();
-            for i in 0..50_u64 {
+            for i in 0..PER_TENTH {
                 let gpu_ns = (1e6 * (speed + 0.2 * share())) as u64;
                 let lock_ns = (1e6 * slower * (1.0 + share())) as u64;
-                let index = (tenth * 50 + i + 1) as u32;
+                let index = (tenth * PER_TENTH + i + 1) as u32;
                 let mut budget = Budget { index, latency_ns: gpu_ns + lock_ns, ..Budget::default() };
                 budget.parts_ns[Label::GpuSpan as usize] = gpu_ns;
                 budget.parts_ns[Label::HostBlocked as usize] = lock_ns;
@@ -295,7 +297,7 @@ mod tests {
 
     #[test]
     fn chance_raises_no_alarm() {
-        let alarms = (0..60).filter(|i| {
+        let alarms = (0..40).filter(|i| {
             let (a, b) = (recording(2 * i, 0.1), recording(2 * i + 1, 0.1));
             Shift::all(&a, &b).iter().any(Shift::is_real)
         });
@@ -306,7 +308,7 @@ mod tests {
     fn what_grew_is_found_and_within_its_interval() {
         let shifts = Shift::all(&recording(1, 0.1), &recording(2, 1.1));
         let [shift] = shifts.as_slice() else { panic!("{shifts:?}") };
-        assert_eq!((shift.latency, shift.samples), (Latency::Itl, (5_000, 5_000)));
+        assert_eq!((shift.latency, shift.samples), (Latency::Itl, (2_000, 2_000)));
         assert_eq!(shift.quantiles.iter().map(|(q, _)| *q).collect::<Vec<_>>(), [0.5, 0.9, 0.99]);
         assert!(shift.quantiles.iter().all(|(_, change)| change.is_real), "{shift:?}");
         let (label, lock) = shift.parts[0];
@@ -322,8 +324,8 @@ mod tests {
         let [same] = &Shift::all(&a, &a)[..] else { panic!() };
         assert!(!same.is_real() && same.mean.shift_ns() == 0.0);
         let mut short = recording(5, 0.3);
-        short.tokens.truncate(900);
-        short.budgets.truncate(900);
+        short.tokens.truncate(300);
+        short.budgets.truncate(300);
         short.tokens.iter_mut().for_each(|token| token.delivered_ns = 1 + u64::from(token.index % 7));
         assert!(Shift::all(&short, &a).is_empty());
         assert!(Shift::all(&Tables::default(), &a).is_empty());

@@ -7,6 +7,8 @@ use crate::event::{Stack, StackCut, StackId};
 
 /// Rust's runtime marks by this function where a thread's own code begins; below it there is only how threads start.
 const RUST_PROGRAM_BEGINS: &str = "__rust_begin_short_backtrace";
+/// The kernel calls a tracer's programs through these: from here on a stack is the tracer's own.
+const TRACER_BEGINS: &str = "bpf_trace_run";
 
 /// Names of the frames of each stack, root first, from where the program's own code begins.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -19,11 +21,18 @@ impl StackNames {
         // Positions count from the leaf.
         frames.sort_by_key(|frame| (frame.stack, std::cmp::Reverse(frame.position)));
         let mut names: HashMap<StackId, Vec<String>> = HashMap::new();
+        let mut ended = None;
         for frame in frames {
             let label = match frame.kind {
                 FrameKind::Kernel => format!("{}_[k]", frame.label()),
                 FrameKind::User => frame.label(),
             };
+            if label.starts_with(TRACER_BEGINS) {
+                ended = Some(frame.stack);
+            }
+            if ended == Some(frame.stack) {
+                continue;
+            }
             let names = names.entry(frame.stack).or_default();
             if label.contains(RUST_PROGRAM_BEGINS) {
                 names.clear();
@@ -79,9 +88,11 @@ mod tests {
     #[test]
     fn stacks_read_from_the_root_and_say_what_is_missing() {
         let frames = vec![
-            frame(1, 0, FrameKind::Kernel, "tcp_sendmsg"),
-            frame(1, 1, FrameKind::User, "write"),
-            frame(1, 2, FrameKind::User, "main"),
+            frame(1, 0, FrameKind::Kernel, "some_program"),
+            frame(1, 1, FrameKind::Kernel, "bpf_trace_run4"),
+            frame(1, 2, FrameKind::Kernel, "tcp_sendmsg"),
+            frame(1, 3, FrameKind::User, "write"),
+            frame(1, 4, FrameKind::User, "main"),
             frame(2, 0, FrameKind::User, "leaf"),
             frame(3, 0, FrameKind::User, "work"),
             frame(3, 1, FrameKind::User, "std::sys::backtrace::__rust_begin_short_backtrace"),

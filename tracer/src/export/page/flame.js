@@ -67,7 +67,8 @@ class Flame {
     }
     if (depth < 2) return 'var(--equal)';
     const part = depth === 2 && node.name.split(':')[0];
-    return part ? `var(--${part.replace(/[^a-z_]/g, '')}, var(--frame))` : 'var(--frame)';
+    if (part) return `var(--${part.replace(/[^a-z_]/g, '')}, var(--frame))`;
+    return node.name.endsWith('_[k]') ? 'var(--kernel)' : 'var(--frame)';
   }
 
   matches(node) { return this.query !== '' && node.name.toLowerCase().includes(this.query); }

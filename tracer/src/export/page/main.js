@@ -50,6 +50,7 @@ load().then((data) => {
     Object.assign(state, what);
     history.replaceState(null, '', toHash());
     show(what);
+    if (what.request !== undefined && state.request !== null) byId('timeline').scrollIntoView({ block: 'nearest' });
   }
 
   // Draws what depends on the parts of the state that changed.
@@ -75,7 +76,6 @@ load().then((data) => {
     if (has('kind', 'region', 'query')) drawRequests(data, selection, query, (request) => change({ request }));
     if (state.request === null) byId('timeline').hidden = true;
     else if (has('kind', 'region', 'request', 'theme')) drawTimeline(data, state.request, selection);
-    if (has('request') && state.request !== null) byId('timeline').scrollIntoView({ block: 'nearest' });
     if (has('kind', 'region')) say(performance.now() - began);
   }
 

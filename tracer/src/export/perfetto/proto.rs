@@ -132,8 +132,8 @@ pub struct DebugAnnotation {
     pub name_iid: Option<u64>,
     #[prost(uint64, optional, tag = "3")]
     pub uint_value: Option<u64>,
-    #[prost(string, optional, tag = "6")]
-    pub string_value: Option<String>,
+    #[prost(uint64, optional, tag = "17")]
+    pub string_value_iid: Option<u64>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -142,9 +142,11 @@ pub struct InternedData {
     pub event_names: Vec<InternedName>,
     #[prost(message, repeated, tag = "3")]
     pub debug_annotation_names: Vec<InternedName>,
+    #[prost(message, repeated, tag = "29")]
+    pub debug_annotation_string_values: Vec<InternedName>,
 }
 
-/// `EventName` and `DebugAnnotationName`.
+/// `EventName`, `DebugAnnotationName` and `InternedString`, whose bytes are text here.
 #[derive(Clone, PartialEq, Message)]
 pub struct InternedName {
     #[prost(uint64, optional, tag = "1")]

@@ -56,14 +56,15 @@ pub(super) struct Writer<W> {
     tracks: u64,
     names: HashMap<String, u64>,
     annotations: HashMap<String, u64>,
+    texts: HashMap<String, u64>,
     packet: Vec<u8>,
 }
 
 impl<W: Write> Writer<W> {
     /// Begins a trace: its clock, and what CLOCK_REALTIME was at its start, where that is known.
     pub(super) fn begin(out: W, started_ns: u64, realtime_ns: Option<u64>) -> io::Result<Self> {
-        let (names, annotations) = (HashMap::new(), HashMap::new());
-        let mut writer = Self { out, tracks: 0, names, annotations, packet: Vec::new() };
+        let (names, annotations, texts) = Default::default();
+        let mut writer = Self { out, tracks: 0, names, annotations, texts, packet: Vec::new() };
         let clock = |id, timestamp| Clock { clock_id: Some(id), timestamp: Some(timestamp) };
         let clocks = [Some(clock(MONOTONIC, started_ns)), realtime_ns.map(|ns| clock(REALTIME, ns))];
         writer.write(TracePacket {
@@ -132,14 +133,17 @@ impl<W: Write> Writer<W> {
         let name_iid = name.map(|name| intern(&mut self.names, name, &mut interned.event_names));
         let annotations = args.into_iter().map(|(name, value)| {
             let name_iid = intern(&mut self.annotations, name, &mut interned.debug_annotation_names);
-            let (uint_value, string_value) = match value {
+            let (uint_value, string_value_iid) = match value {
                 Value::Number(number) => (Some(number), None),
-                Value::Text(text) => (None, Some(text)),
+                Value::Text(text) => {
+                    let texts = &mut interned.debug_annotation_string_values;
+                    (None, Some(intern(&mut self.texts, &text, texts)))
+                }
             };
-            DebugAnnotation { name_iid: Some(name_iid), uint_value, string_value }
+            DebugAnnotation { name_iid: Some(name_iid), uint_value, string_value_iid }
         });
         let debug_annotations = annotations.collect();
-        let is_new = !interned.event_names.is_empty() || !interned.debug_annotation_names.is_empty();
+        let is_new = interned != InternedData::default();
         self.write(TracePacket {
             timestamp: Some(time_ns),
             sequence_flags: Some(NEEDS_INCREMENTAL_STATE),
