@@ -1,5 +1,6 @@
 //! Chromium without a window, driven over a pipe (DevTools protocol).
 
+use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -139,7 +140,7 @@ impl Browser {
     pub fn wait(&mut self, expression: &str) -> Result<()> {
         let poll = format!(
             "new Promise((done) => {{ let n = 0; const look = () => {{ let is = false; try {{ is = {expression}; }} \
-             catch {{}} if (is || ++n > 1500) done(Boolean(is)); else setTimeout(look, 40); }}; look(); }})"
+             catch {{}} if (is || ++n > 500) done(Boolean(is)); else setTimeout(look, 40); }}; look(); }})"
         );
         ensure!(self.evaluate(&poll)? == true, "it never came true that {expression}");
         Ok(())
@@ -209,11 +210,10 @@ impl Browser {
         let Some(folder) = std::env::var_os("TRACER_SCREENSHOTS") else { return Ok(()) };
         let shot = self.call("Page.captureScreenshot", &json!({ "captureBeyondViewport": true }))?;
         let picture = shot["data"].as_str().context("no picture")?;
-        let mut decode =
-            Command::new("base64").arg("-d").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let file = File::create(Path::new(&folder).join(name).with_extension("png"))?;
+        let mut decode = Command::new("base64").arg("-d").stdin(Stdio::piped()).stdout(file).spawn()?;
         decode.stdin.take().context("no pipe")?.write_all(picture.as_bytes())?;
-        let picture = decode.wait_with_output()?.stdout;
-        std::fs::write(Path::new(&folder).join(name).with_extension("png"), picture)?;
+        ensure!(decode.wait()?.success(), "the picture cannot be decoded");
         Ok(())
     }
 }

@@ -184,6 +184,7 @@ fn compare(browser: &mut Browser, exhibit: &Exhibit) -> Result<Truth> {
     let status = browser.text("status")?;
     let digits: String =
         status.split(" tokens").next().unwrap_or_default().chars().filter(char::is_ascii_digit).collect();
+    ensure!(truth.tokens > 0, "nothing is in {time:?}, {latency:?}");
     ensure!(digits == truth.tokens.to_string(), "{status}: {} tokens are in the region", truth.tokens);
     let rows = browser.evaluate(
         "[...document.querySelectorAll('#requests tr')].map((row) => [row.cells[0].textContent, row.cells[2].textContent])",
@@ -211,7 +212,7 @@ fn compare(browser: &mut Browser, exhibit: &Exhibit) -> Result<Truth> {
         let mean = truth.parts_us.get(name).copied().unwrap_or(0) as f64 / truth.tokens as f64;
         let shown = value.parse::<f64>()? * scale;
         ensure!(
-            (shown - mean).abs() <= 0.06 + mean * 0.006,
+            (shown - mean).abs() <= 0.51_f64.max(mean * 0.006),
             "{name}: {shown} µs are shown, {mean} are right"
         );
         parts.extend(truth.parts_us.contains_key(name).then_some(name));
@@ -233,7 +234,7 @@ fn selection_by_mouse(browser: &mut Browser, exhibit: &Exhibit) -> Result<()> {
     browser.screenshot("selection")?;
     let flame = browser.text("flame")?;
     ensure!(
-        flame.contains("decode") && flame.contains("gpu_span") && flame.contains(&HOSTILE[..8]),
+        flame.contains("decode") && flame.contains("gpu_span") && flame.contains("<img src=x"),
         "{flame}"
     );
     browser.evaluate("document.querySelector('[data-id=difference]').click()")?;
@@ -273,7 +274,7 @@ fn everything_by_keys(browser: &mut Browser, exhibit: &Exhibit) -> Result<()> {
         (0..times).try_for_each(|_| browser.press(key, false))?;
     }
     ensure!(browser.evaluate("location.hash.includes('time=')")? == false, "moving selects nothing");
-    for (key, times) in [("ArrowRight", 60), ("ArrowUp", 4)] {
+    for (key, times) in [("ArrowRight", 100), ("ArrowUp", 8)] {
         (0..times).try_for_each(|_| browser.press(key, true))?;
     }
     let truth = compare(browser, exhibit)?;
