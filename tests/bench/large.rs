@@ -109,7 +109,6 @@ pub(crate) fn run(quick: bool, json: Option<&Path>) -> Result<()> {
 fn cost(program: &PathBuf, args: &[&str]) -> Result<Cost> {
     progress(&args.join(" "));
     let began = Instant::now();
-    #[expect(clippy::zombie_processes, reason = "it is waited for below, by wait4")]
     let child = Command::new(program).args(args).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
     let pid = i32::try_from(child.id())?;
     let (mut status, mut usage) = (0, std::mem::MaybeUninit::<libc::rusage>::zeroed());

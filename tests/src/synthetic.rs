@@ -257,6 +257,7 @@ impl<'a> Server<'a> {
     /// A step of all requests of the batch, and the delivery of its tokens.
     fn step(&mut self) -> Result<()> {
         self.steps += 1;
+        let idle_ns = self.now_ns;
         self.clock_until(self.now_ns)?;
         self.admit()?;
         if self.steps.is_multiple_of(53) {
@@ -310,7 +311,7 @@ impl<'a> Server<'a> {
             span_ms: span_ns as f32 / 1e6,
         };
         self.mark(ENGINE_TID, back_ns + 1_000, Mark::GpuSpan(span))?;
-        self.sleep(SERVER_TID, self.now_ns, back_ns + 4_000, back_ns + 12_000, ENGINE_TID, Some(1))?;
+        self.sleep(SERVER_TID, idle_ns, back_ns + 4_000, back_ns + 12_000, ENGINE_TID, Some(1))?;
         self.deliver(back_ns + 15_000)?;
         self.now_ns = back_ns + 20_000;
         Ok(())

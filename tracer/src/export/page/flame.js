@@ -52,6 +52,7 @@ class Flame {
     button.style.top = `${depth * ROW}px`;
     button.style.background = this.colour(node, depth);
     button.title = this.describe(node);
+    if (depth === 2 && this.mode === 'time') button.classList.add('of-part');
     if (this.matches(node)) button.classList.add('hit');
     button.addEventListener('click', () => { this.zoom = node; this.draw(); this.focus(node); });
     button.addEventListener('focus', () => { this.status.textContent = this.describe(node); });
