@@ -220,7 +220,7 @@ impl<'a> Server<'a> {
                 model: "synthetic".into(),
                 ..mark::RequestBegin::default()
             };
-            self.mark(SERVER_TID, self.now_ns, Mark::RequestBegin(begin))?;
+            self.mark(SERVER_TID, self.now_ns, Mark::RequestBegin(Box::new(begin)))?;
             // Not all first requests end together.
             let next_token = if request < self.recording.batch as u64 {
                 (request % u64::from(self.recording.tokens_per_request)) as u32

@@ -15,21 +15,18 @@ pub(crate) struct Options {
     /// Instead: how right the clocks are on a simulated device; needs no root.
     #[arg(long)]
     clock: bool,
-<<<<<<< HEAD
     /// Instead: only what following sockets costs.
     #[arg(long, conflicts_with = "clock")]
     sockets: bool,
-=======
     /// Instead: what a capture of ten million events takes to report and to show; needs no root.
-    #[arg(long, conflicts_with = "clock")]
+    #[arg(long, conflicts_with_all = ["clock", "sockets"])]
     large: bool,
->>>>>>> 12e5413 (The page is tested in Chromium; benchmark of large captures)
     /// Write everything that was measured, as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
-/// Sets up, builds (release) and measures. The clocks need no set-up; of the rest, the benchmark leaves out, and says so,
+/// Sets up, builds (release) and measures. The clocks and large captures need no set-up; of the rest, the benchmark leaves out, and says so,
 /// what it has no library or peer for.
 ///
 /// # Errors
@@ -50,7 +47,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     if options.sockets {
         bench.arg("--sockets");
-    } else if !options.clock {
+    } else if !options.clock && !options.large {
         for (what, brought) in
             [("NVIDIA's driver", real_libs::fetch_driver()), ("bpftrace", setup::bring("bpftrace"))]
         {

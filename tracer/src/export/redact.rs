@@ -1,6 +1,6 @@
 //! Taking out what must not be shared: who asked, on which machine, where files lie.
 //!
-//! Identifiers (of requests, traces, tenants, devices; the program's own numbers) become keyed hashes: equal ones stay
+//! Identifiers (of requests, traces, tenants, adapters, engine files, devices; the program's own numbers) become keyed hashes: equal ones stay
 //! equal within what one [`Redactor`] wrote, and nobody can try candidates, since its key is random and thrown away.
 //! Host names and command lines are dropped. Of paths the last part stays, which names libraries and scripts. Names of
 //! functions, threads, GPUs and models stay: without them a picture says nothing.
@@ -24,7 +24,7 @@ pub struct Redactor {
 const PLAIN_COLUMNS: [&str; 9] =
     ["source", "joined_by", "ended", "reason", "kind", "name", "blocked_on", "phase", "role"];
 /// Columns of text in which paths may be.
-const TEXT_COLUMNS: [&str; 3] = ["function", "module", "model"];
+const TEXT_COLUMNS: [&str; 5] = ["function", "module", "model", "model_version", "kv_cache_strategy"];
 /// Columns of the program's own numbers of requests; the second is that of a step's slots.
 const NUMBER_COLUMNS: [&str; 2] = ["program_request", "slots.request"];
 
@@ -90,7 +90,11 @@ impl Redactor {
         for request in &mut tables.requests {
             request.request_id = self.id(&request.request_id);
             request.tenant_id = self.id(&request.tenant_id);
+            request.engine_hash = self.id(&request.engine_hash);
+            request.adapters = self.id(&request.adapters);
             request.model = self.text(&request.model);
+            request.model_version = self.text(&request.model_version);
+            request.kv_cache_strategy = self.text(&request.kv_cache_strategy);
             request.program_request = self.number(request.program_request);
             request.trace_id = request.trace_id.map(|id| self.bytes(id));
             request.span_id = request.span_id.map(|id| self.bytes(id));

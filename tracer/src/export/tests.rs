@@ -39,6 +39,9 @@ fn record(dir: &Path) -> Capture {
             begin.request_id = format!("{PLANTED}-{}", begin.request);
             begin.tenant_id = format!("{PLANTED}-tenant");
             begin.model = format!("/models/{PLANTED}/small");
+            begin.adapters = format!("{PLANTED}-lora");
+            begin.model_version = format!("/models/{PLANTED}/7");
+            begin.engine_hash = PLANTED.to_owned();
             begin.trace_id = Some(*b"planted-trace-id");
             begin.span_id = Some(*b"planteds");
         }

@@ -277,8 +277,13 @@ impl<W: Write> Trace<'_, W> {
 /// What a client asked for.
 fn about(request: &Request) -> Args<'static> {
     let mut args: Args = vec![("request", request.id.into()), ("source", request.source.name().into())];
-    let texts =
-        [("request_id", &request.request_id), ("tenant", &request.tenant_id), ("model", &request.model)];
+    let texts = [
+        ("request_id", &request.request_id),
+        ("tenant", &request.tenant_id),
+        ("model", &request.model),
+        ("model_version", &request.model_version),
+        ("adapters", &request.adapters),
+    ];
     args.extend(
         texts
             .into_iter()
