@@ -136,6 +136,7 @@ impl<'a> Server<'a> {
                 name: name.into(),
                 role,
                 library: "/opt/synthetic/libengine.so".into(),
+                version: String::new(),
                 build_id: vec![id as u8; 20],
                 offset: 64,
                 placement: "nop5".into(),
@@ -309,6 +310,7 @@ impl<'a> Server<'a> {
             base,
             begin_ms: (gpu_begin_ns - base_ns) as f32 / 1e6,
             span_ms: span_ns as f32 / 1e6,
+            sampled: false,
         };
         self.mark(ENGINE_TID, back_ns + 1_000, Mark::GpuSpan(span))?;
         self.sleep(SERVER_TID, idle_ns, back_ns + 4_000, back_ns + 12_000, ENGINE_TID, Some(1))?;

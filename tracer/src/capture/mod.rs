@@ -29,8 +29,10 @@ mod open;
 mod raw;
 mod reader;
 mod reclock;
+mod stacks;
 mod stream;
 mod table;
+mod threads;
 mod torn;
 mod writer;
 
@@ -42,6 +44,8 @@ pub use meta::{Meta, MetaProcess, VERSION};
 pub use open::{Capture, Rows};
 pub(crate) use raw::Counter;
 pub use reader::{Events, Reader, Torn};
+pub use stacks::Stacks;
+pub use threads::ThreadNames;
 pub use writer::Writer;
 
 #[cfg(test)]

@@ -1,24 +1,29 @@
 //! `tracer diff`: how the latencies of two captures differ.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
+use flamegraphs::{FlameOptions, Header};
 use serde::Serialize;
 
 use super::picture;
 use super::report::style_of_stdout;
 use super::table::{Side, Style, Table};
 use super::units::{clean, count, duration};
+use crate::capture::{Capture, Stacks};
 use crate::latency::{Change, Shift};
+use crate::timeline::budget::Place;
 use crate::timeline::tables::{Meta, Tables};
 
 /// Compare the latencies of two captures: what changed beyond chance, and which parts of the tokens' time
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   tracer diff before after
+  tracer diff before after -o diff.svg
   tracer diff before after --json | jq '.latencies[] | select(.changed)'
 
 Exit codes: 0 nothing changed beyond chance, 4 something did, 1 the captures cannot be compared.
@@ -30,6 +35,9 @@ pub(crate) struct Args {
     a: PathBuf,
     /// Folder of the capture after
     b: PathBuf,
+    /// Also draw what a token's time went on in B as a flame graph, red where it is longer than in A
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<PathBuf>,
     /// Print as JSON
     #[arg(long)]
     json: bool,
@@ -39,7 +47,11 @@ pub(crate) struct Args {
 const EXIT_CHANGED: u8 = 4;
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
-    let (a, b) = (picture::open(&args.a)?.tables()?, picture::open(&args.b)?.tables()?);
+    let captures = [picture::open(&args.a)?, picture::open(&args.b)?];
+    let [a, b] = [captures[0].tables()?, captures[1].tables()?];
+    if let Some(path) = &args.output {
+        picture::write(path, "flame graph", &draw(&captures, [&a, &b])?)?;
+    }
     let shifts = Shift::all(&a, &b);
     anyhow::ensure!(
         !shifts.is_empty(),
@@ -56,6 +68,45 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     }
     let changed = shifts.iter().any(Shift::is_real);
     Ok(if changed { ExitCode::from(EXIT_CHANGED) } else { ExitCode::SUCCESS })
+}
+
+/// The mean time of a token by phase, part and stack, of both.
+fn draw(captures: &[Capture; 2], tables: [&Tables; 2]) -> Result<String> {
+    let mut means: BTreeMap<Vec<String>, [u64; 2]> = BTreeMap::new();
+    let mut tokens = [0; 2];
+    for (i, (capture, tables)) in captures.iter().zip(tables).enumerate() {
+        let (budgets, stacks) = (capture.budgets_of(tables)?, Stacks::read(capture)?);
+        let mut sums: BTreeMap<(bool, Place), u64> = BTreeMap::new();
+        for token in tables.tokens.iter().filter(|token| token.latency_ns.is_some()) {
+            tokens[i] += 1;
+            for segment in budgets.segments(token) {
+                *sums.entry((token.prefill, Place::of(&segment))).or_default() += segment.length_ns();
+            }
+        }
+        // Numbers of stacks are a capture's own; names are not.
+        for ((prefill, place), ns) in sums {
+            let phase = if prefill { "prefill" } else { "decode" };
+            let frames = place.frames(|stack| stacks.off_cpu(Some(stack)));
+            let frames = std::iter::once(phase.to_owned()).chain(frames).collect();
+            means.entry(frames).or_default()[i] += ns / tokens[i];
+        }
+    }
+    let options = FlameOptions {
+        header: Header {
+            title: "Time of a token in B, red where longer than in A".to_owned(),
+            subtitle: picture::subtitle(
+                tables[1],
+                &[format!("A n={}", tokens[0]), format!("B n={}", tokens[1])],
+            ),
+            simulated: tables.iter().any(|tables| tables.meta.simulated),
+        },
+        count_name: "µs of a token".to_owned(),
+        factor: 1e-3,
+        groups: 2,
+        ..FlameOptions::default()
+    };
+    let drawn = flamegraphs::differential(means, &options);
+    Ok(drawn.context("cannot draw the flame graph: B has no token with a known latency")?.svg)
 }
 
 fn text(a: &Tables, b: &Tables, shifts: &[Shift], style: Style) -> String {

@@ -13,9 +13,8 @@ mod slow;
 mod token_time;
 
 use super::duration::parse as duration;
-use super::picture::{ThreadNames, open, subtitle, write};
-use super::stacks::Stacks;
-use crate::capture::Capture;
+use super::picture::{open, subtitle, write};
+use crate::capture::{Capture, Stacks, ThreadNames};
 use crate::timeline::tables::Tables;
 use anyhow::{Context, Result};
 use flamegraphs::{FlameGraph, FlameOptions, Header};

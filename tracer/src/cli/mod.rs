@@ -18,7 +18,6 @@ mod record;
 mod recover;
 mod report;
 mod request;
-mod stacks;
 mod table;
 mod target;
 #[cfg(test)]

@@ -42,33 +42,6 @@ pub(crate) fn name(request: &Request) -> String {
     }
 }
 
-/// Names of a capture's threads: the last that each had.
-#[derive(Default)]
-pub(crate) struct ThreadNames(HashMap<(u32, u32), String>);
-
-impl ThreadNames {
-    pub(crate) fn read(capture: &Capture) -> Result<Self> {
-        let mut names = HashMap::new();
-        for process in capture.processes()? {
-            let process = process?;
-            if !process.comm.is_empty() {
-                names.insert((process.origin.process.tgid, process.origin.tid), process.comm);
-            }
-        }
-        Ok(Self(names))
-    }
-
-    /// The name of a thread (tgid, tid), where it is known.
-    pub(crate) fn known(&self, thread: (u32, u32)) -> Option<&str> {
-        self.0.get(&thread).map(String::as_str)
-    }
-
-    /// The name, or what there is instead.
-    pub(crate) fn of(&self, thread: (u32, u32)) -> String {
-        self.known(thread).map_or_else(|| format!("thread-{}", thread.1), str::to_owned)
-    }
-}
-
 /// When and how long, then the facts given, what is missing, and last what was traced: a picture cuts a line that is
 /// too long, and a command line may be.
 pub(crate) fn subtitle(tables: &Tables, facts: &[String]) -> String {

@@ -10,8 +10,8 @@ use std::collections::HashMap;
 use flamegraphs::text::{clean, shorten};
 use serde::Serialize;
 
-use super::{Caption, Material, request_name};
-use crate::timeline::budget::{Label, Leaf};
+use super::{Caption, Leaf, Material, path, request_name};
+use crate::timeline::budget::{Label, Place};
 use crate::timeline::rows::{Request, Token};
 
 /// Longest name, in characters; longer ones are cut.
@@ -134,9 +134,8 @@ impl Dictionary {
         if let Some(&known) = self.leaves.get(&leaf) {
             return known;
         }
-        let path =
-            leaf.path(|stack| material.stacks.of(stack)).into_iter().map(|name| self.name(&name)).collect();
-        self.heads.push(LeafHead { label: leaf.label as usize, path });
+        let path = path(material, leaf).into_iter().map(|name| self.name(&name)).collect();
+        self.heads.push(LeafHead { label: leaf.1.label as usize, path });
         self.leaves.insert(leaf, self.heads.len() - 1);
         self.heads.len() - 1
     }
@@ -193,7 +192,7 @@ pub(super) fn block(material: &Material, caption: &Caption) -> serde_json::Resul
                 let length_us = us(segment.end_ns) - us(segment.begin_ns);
                 if length_us > 0 {
                     count += 1;
-                    columns.leaf.push(dictionary.leaf(Leaf::new(token, &segment), material) as u64);
+                    columns.leaf.push(dictionary.leaf((token.prefill, Place::of(&segment)), material) as u64);
                     columns.length.push(length_us);
                 }
             }

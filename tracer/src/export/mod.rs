@@ -13,8 +13,6 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
-
 pub use html::{Page, page};
 pub use pprof::profile;
 pub use redact::Redactor;
@@ -22,10 +20,8 @@ pub use table::{Format, tables};
 
 use serde::Serialize;
 
-use crate::capture::{Capture, Result};
-use crate::event::{Process, ProcessAction, ProcessId};
-use crate::symbol::StackNames;
-use crate::timeline::budget::Budgets;
+use crate::capture::{Capture, Result, Stacks, ThreadNames};
+use crate::timeline::budget::{Budgets, Place};
 use crate::timeline::rows::Request;
 use crate::timeline::tables::Tables;
 
@@ -34,7 +30,7 @@ pub struct Material {
     pub tables: Tables,
     /// Cuts the tokens of the tables.
     pub budgets: Budgets,
-    pub stacks: StackNames,
+    pub stacks: Stacks,
     pub threads: ThreadNames,
 }
 
@@ -46,13 +42,8 @@ impl Material {
     pub fn load(capture: &Capture, redactor: Option<&Redactor>) -> Result<Self> {
         let tables = capture.tables()?;
         let budgets = capture.budgets_of(&tables)?;
-        let stacks = capture.stacks()?.collect::<Result<Vec<_>>>()?;
-        let mut material = Self {
-            tables,
-            budgets,
-            stacks: StackNames::new(capture.frames()?.collect::<Result<_>>()?, stacks),
-            threads: capture.processes()?.collect::<Result<_>>()?,
-        };
+        let mut material =
+            Self { tables, budgets, stacks: Stacks::read(capture)?, threads: ThreadNames::read(capture)? };
         if let Some(redactor) = redactor {
             redactor.redact(&mut material);
         }
@@ -72,26 +63,14 @@ pub struct Caption {
     pub span_ns: u64,
 }
 
-/// What threads were called last.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ThreadNames(HashMap<(ProcessId, u32), String>);
+/// Whether a token was made by a prefill, and where a part of its time is drawn below that.
+type Leaf = (bool, Place);
 
-impl ThreadNames {
-    /// The thread's name; `None` where it never had one.
-    #[must_use]
-    pub fn of(&self, process: ProcessId, tid: u32) -> Option<&str> {
-        self.0.get(&(process, tid)).map(String::as_str)
-    }
-}
-
-impl FromIterator<Process> for ThreadNames {
-    fn from_iter<I: IntoIterator<Item = Process>>(processes: I) -> Self {
-        let named = processes
-            .into_iter()
-            .filter(|process| process.action != ProcessAction::Exit && !process.comm.is_empty())
-            .map(|process| ((process.origin.process, process.origin.tid), process.comm));
-        Self(named.collect())
-    }
+/// Frames of a leaf, root first.
+fn path(material: &Material, (prefill, place): Leaf) -> Vec<String> {
+    let phase = if prefill { "prefill" } else { "decode" };
+    let frames = place.frames(|stack| material.stacks.off_cpu(Some(stack)));
+    std::iter::once(phase.to_owned()).chain(frames).collect()
 }
 
 /// The name by which a request is shown: what its client called it, or its number in the capture.

@@ -9,8 +9,8 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use prost::Message;
 
-use super::{Caption, Material, request_name};
-use crate::timeline::budget::Leaf;
+use super::{Caption, Leaf, Material, path, request_name};
+use crate::timeline::budget::Place;
 
 #[derive(Clone, PartialEq, Message)]
 struct Profile {
@@ -116,7 +116,7 @@ pub fn profile(material: &Material, caption: &Caption) -> std::io::Result<Vec<u8
     let mut time: BTreeMap<(u64, Leaf), [i64; 2]> = BTreeMap::new();
     for token in &tables.tokens {
         for segment in material.budgets.segments(token) {
-            let [parts, ns] = time.entry((token.request, Leaf::new(token, &segment))).or_default();
+            let [parts, ns] = time.entry((token.request, (token.prefill, Place::of(&segment)))).or_default();
             *parts += 1;
             *ns += segment.length_ns().cast_signed();
         }
@@ -132,7 +132,7 @@ pub fn profile(material: &Material, caption: &Caption) -> std::io::Result<Vec<u8
     let mut sample = Vec::new();
     for ((request, leaf), value) in time {
         let location_id = paths.entry(leaf).or_insert_with(|| {
-            let names = leaf.path(|stack| material.stacks.of(stack)).into_iter().rev();
+            let names = path(material, leaf).into_iter().rev();
             let mut id = |name: String| {
                 let next = functions.len() as u64 + 1;
                 *functions.entry(strings.number(&name)).or_insert(next)

@@ -6,7 +6,6 @@
 //! files and /proc, and writes nothing.
 
 mod module;
-mod stacks;
 #[cfg(test)]
 mod tests;
 
@@ -18,7 +17,6 @@ use blazesym::symbolize::{self, Input, Sym};
 
 use crate::event::{Frame, Mapping, Stack, StackId};
 use module::Module;
-pub use stacks::StackNames;
 
 /// Whose code a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

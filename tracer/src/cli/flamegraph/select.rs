@@ -1,7 +1,7 @@
 //! What of a capture is drawn.
 
+use crate::capture::ThreadNames;
 use crate::cli::duration::{ns, parse as duration, parse_offset as offset};
-use crate::cli::picture::ThreadNames;
 use crate::cli::request::find;
 use crate::cli::units::clean;
 use crate::timeline::rows::{Request, Token};

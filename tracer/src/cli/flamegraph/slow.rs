@@ -1,10 +1,11 @@
 //! Slow tokens against usual ones: part → stack, ns of a token.
 
 use super::select::Phase;
-use super::token_time::{Place, segments};
+use super::token_time::segments;
 use super::{Source, Weighted, WeightedStacks};
 use crate::cli::duration::ns;
 use crate::latency::{Contrast, Latency, TooFew};
+use crate::timeline::budget::Place;
 use crate::timeline::rows::Token;
 use crate::timeline::tables::Tables;
 use anyhow::{Result, bail};
@@ -68,7 +69,10 @@ pub(super) fn weigh(source: &Source, slow_from: Option<Duration>) -> Result<Weig
         groups: 1,
         palette: Palette::Hot,
         stacks: WeightedStacks::Grown(
-            weights.into_iter().map(|(place, sums)| (place.frames(source), mean(sums))).collect(),
+            weights
+                .into_iter()
+                .map(|(place, sums)| (place.frames(|stack| source.stacks.off_cpu(Some(stack))), mean(sums)))
+                .collect(),
         ),
     })
 }

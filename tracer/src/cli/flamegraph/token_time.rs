@@ -7,7 +7,7 @@ use super::select::Phase;
 use super::{Source, Weighted, WeightedStacks};
 use crate::cli::picture::name;
 use crate::event::StackId;
-use crate::timeline::budget::{Blocked, Budgets, Label, Segment};
+use crate::timeline::budget::{Budgets, Label, Place, Segment};
 use crate::timeline::rows::Token;
 use crate::timeline::shares::split;
 use anyhow::Result;
@@ -32,11 +32,11 @@ pub(super) fn weigh(source: &Source) -> Result<Weighted> {
         sums.into_iter().partition(|((_, place), _)| is_sampled(place.label));
     let mut weights: BTreeMap<((usize, Phase), Vec<String>), u64> = BTreeMap::new();
     for ((key, place), ns) in whole {
-        *weights.entry((key, place.frames(source))).or_default() += ns;
+        *weights.entry((key, place.frames(|stack| source.stacks.off_cpu(Some(stack))))).or_default() += ns;
     }
     // What threads ran is split by the samples of them that are there.
     for ((key, place), ns) in unsplit {
-        let root = place.frames(source);
+        let root = place.frames(|stack| source.stacks.off_cpu(Some(stack)));
         let seen = running.get(&(key, place.label)).cloned().unwrap_or_default();
         if seen.is_empty() {
             *weights.entry((key, root)).or_default() += ns;
@@ -71,29 +71,6 @@ pub(super) fn segments(source: &Source, budgets: &Budgets, token: &Token) -> Vec
     let mut segments = budgets.segments(token);
     segments.retain(|segment| source.filters.has_thread(&source.threads, segment.thread));
     segments
-}
-
-/// A part, what it was blocked on, and its stack.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place {
-    label: Label,
-    blocked: Option<Blocked>,
-    stack: Option<StackId>,
-}
-
-impl Place {
-    pub(super) const fn of(segment: &Segment) -> Self {
-        Self { label: segment.label, blocked: segment.blocked, stack: segment.stack }
-    }
-
-    pub(super) fn frames(self, source: &Source) -> Vec<String> {
-        let mut frames = vec![self.label.name().to_owned()];
-        frames.extend(self.blocked.map(|on| on.name().to_owned()));
-        if self.stack.is_some() {
-            frames.extend(source.stacks.off_cpu(self.stack));
-        }
-        frames
-    }
 }
 
 /// Its thread runs the program's own code.

@@ -9,9 +9,9 @@ use tracer_abi::mark::PREFILL;
 
 use super::{Life, finish, index};
 use crate::capture::Capture;
+use crate::capture::{Stacks, ThreadNames};
 use crate::cli::budget;
-use crate::cli::picture::{ThreadNames, missing, name};
-use crate::cli::stacks::Stacks;
+use crate::cli::picture::{missing, name};
 use crate::cli::units::{clean, count, date_time, duration};
 use crate::timeline::budget::{Budgets, Label, Segment};
 use crate::timeline::rows::{Step, Token};

@@ -123,7 +123,9 @@ impl<W: Write> Trace<'_, W> {
                 let mut args: Args = Vec::new();
                 args.extend(segment.blocked.map(|on| ("blocked_on", on.name().into())));
                 args.extend(
-                    segment.stack.map(|stack| ("stack", self.material.stacks.of(stack).join("; ").into())),
+                    segment
+                        .stack
+                        .map(|stack| ("stack", self.material.stacks.off_cpu(Some(stack)).join("; ").into())),
                 );
                 args.extend(segment.step.map(|step| ("step", step.into())));
                 let gpu = segment.step.filter(|_| segment.label.is_gpu());
@@ -199,7 +201,9 @@ impl<W: Write> Trace<'_, W> {
             if off.waker_tid != 0 {
                 args.push(("waker_tid", off.waker_tid.into()));
             }
-            args.extend(off.stack.map(|stack| ("stack", self.material.stacks.of(stack).join("; ").into())));
+            args.extend(
+                off.stack.map(|stack| ("stack", self.material.stacks.off_cpu(Some(stack)).join("; ").into())),
+            );
             self.out.begin_slice(track, off.begin_ns, off.reason.name(), args, Vec::new())?;
             self.out.end_slice(track, off.end_ns.max(off.begin_ns))?;
         }
@@ -244,7 +248,7 @@ impl<W: Write> Trace<'_, W> {
         let parent = match self.processes.get(&process) {
             Some(track) => *track,
             None => {
-                let name = names.of(process, process.tgid).unwrap_or("process").to_owned();
+                let name = names.known((process.tgid, process.tgid)).unwrap_or("process").to_owned();
                 let descriptor = ProcessDescriptor { pid, process_name: Some(name.clone()) };
                 let descriptor = TrackDescriptor { process: Some(descriptor), ..TrackDescriptor::default() };
                 let track = self.out.track(None, &name, descriptor)?;
@@ -252,7 +256,7 @@ impl<W: Write> Trace<'_, W> {
                 track
             }
         };
-        let name = names.of(process, tid).map_or(format!("thread {tid}"), str::to_owned);
+        let name = names.of((process.tgid, tid));
         let thread = ThreadDescriptor { pid, tid: Some(tid.into()), thread_name: Some(name.clone()) };
         let descriptor = TrackDescriptor { thread: Some(thread), ..TrackDescriptor::default() };
         let track = self.out.track(Some(parent), &name, descriptor)?;

@@ -28,8 +28,8 @@
 //! It does not count where a thread was held by its client or a disk, since that is what the token waited for.
 
 mod chain;
-mod folded;
 mod label;
+mod place;
 mod steps;
 #[cfg(test)]
 mod tests;
@@ -37,8 +37,8 @@ mod tests;
 use std::collections::HashMap;
 
 pub use chain::{OffCpuInterval, Threads};
-pub use folded::{Leaf, folded};
 pub use label::{Blocked, Label};
+pub use place::Place;
 
 use super::rows::{Request, Step, Token};
 use crate::event::StackId;

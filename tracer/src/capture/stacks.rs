@@ -1,10 +1,10 @@
 //! Stacks by name, for pictures.
 
-use crate::capture::Capture;
+use super::error::Result;
+use super::open::Capture;
 use crate::event::{StackCut, StackId};
 use crate::symbol::{FrameKind, SymbolFrame};
 use crate::timeline::budget::Blocked;
-use anyhow::Result;
 use std::collections::HashMap;
 
 /// Rust's runtime marks by this function where a thread's own code begins; below it there is only how threads start.
@@ -18,15 +18,18 @@ const SWITCH: [&str; 3] = ["schedule", "preempt_schedule", "__cond_resched"];
 const KERNEL: &str = "_[k]";
 
 /// Names of the frames of each stack, root first, from where the program's own code begins.
-#[derive(Default)]
-pub(crate) struct Stacks {
+#[derive(Clone, Debug, Default)]
+pub struct Stacks {
     names: HashMap<StackId, Vec<String>>,
     cuts: HashMap<StackId, StackCut>,
 }
 
 impl Stacks {
     /// Of a capture.
-    pub(crate) fn read(capture: &Capture) -> Result<Self> {
+    ///
+    /// # Errors
+    /// When a table cannot be read.
+    pub fn read(capture: &Capture) -> Result<Self> {
         let mut cuts = HashMap::new();
         for stack in capture.stacks()? {
             let stack = stack?;
@@ -55,7 +58,7 @@ impl Stacks {
     }
 
     /// The frames of a stack, root first. What is missing at its root has a frame that says why.
-    pub(crate) fn root_first(&self, stack: Option<StackId>) -> impl Iterator<Item = String> {
+    pub fn root_first(&self, stack: Option<StackId>) -> impl Iterator<Item = String> {
         let cut = stack.and_then(|stack| self.cuts.get(&stack)).map(|cut| cut_name(*cut).to_owned());
         let missing = stack.is_none().then(|| "[no stack]".to_owned());
         let names = stack.and_then(|stack| self.names.get(&stack)).map_or(&[][..], Vec::as_slice);
@@ -64,7 +67,8 @@ impl Stacks {
 
     /// The frames of a stack with which a thread went off the CPU, root first: without those at its leaf that only say
     /// that it did.
-    pub(crate) fn off_cpu(&self, stack: Option<StackId>) -> Vec<String> {
+    #[must_use]
+    pub fn off_cpu(&self, stack: Option<StackId>) -> Vec<String> {
         let mut frames: Vec<String> = self.root_first(stack).collect();
         let is_leaving = |frame: &String| {
             let name = frame.strip_suffix(KERNEL).unwrap_or("");
@@ -82,13 +86,20 @@ impl Stacks {
     }
 
     /// What a thread sleeps on with such a stack.
-    pub(crate) fn blocked(&self, stack: Option<StackId>) -> Blocked {
+    #[must_use]
+    pub fn blocked(&self, stack: Option<StackId>) -> Blocked {
         let names = stack.and_then(|stack| self.names.get(&stack)).map_or(&[][..], Vec::as_slice);
         Blocked::by_stack(names.iter().rev().filter_map(|name| name.strip_suffix(KERNEL)))
     }
 
+    /// Every name, to change it.
+    pub fn names_mut(&mut self) -> impl Iterator<Item = &mut String> {
+        self.names.values_mut().flatten()
+    }
+
     /// Whether the root of a stack is missing.
-    pub(crate) fn is_cut(&self, stack: StackId) -> bool {
+    #[must_use]
+    pub fn is_cut(&self, stack: StackId) -> bool {
         self.cuts.contains_key(&stack)
     }
 }
