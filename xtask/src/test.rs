@@ -42,15 +42,20 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         return real_servers::run_aiperf(options.require);
     }
     setup::run()?;
-    // Marks of Python programs, and as bpftrace sees them.
-    for program in ["python3", "bpftrace"] {
+    // Marks of Python programs, and as bpftrace sees them; the page of `tracer view` in a browser.
+    for program in ["python3", "bpftrace", "chromium"] {
         if let Err(error) = setup::bring(program) {
             eprintln!("test: {error:#}");
         }
     }
     // The kernel tier and the stand-in's tests start programs and load libraries that no test links.
     step("build", cargo().args(["build", "--workspace"]), None)?;
-    step("tests", cargo().args(["test", "--workspace"]), options.filter.as_deref())?;
+    let mut tests = cargo();
+    tests.args(["test", "--workspace"]);
+    if options.require {
+        tests.env("TRACER_REQUIRE", "1");
+    }
+    step("tests", &mut tests, options.filter.as_deref())?;
     step("kernel tier", &mut kernel_tier(options.require), options.filter.as_deref())
 }
 

@@ -20,11 +20,20 @@ pub struct Redactor {
     key: [u8; 32],
 }
 
-/// Columns of text that say nothing of who or where.
-const PLAIN_COLUMNS: [&str; 9] =
-    ["source", "joined_by", "ended", "reason", "kind", "name", "blocked_on", "phase", "role"];
+/// Columns of text that say nothing of who or where; as `table.column` where others of the name do.
+const PLAIN_COLUMNS: [&str; 8] =
+    ["source", "joined_by", "ended", "reason", "kind", "ledger.name", "blocked_on", "end"];
 /// Columns of text in which paths may be.
-const TEXT_COLUMNS: [&str; 5] = ["function", "module", "model", "model_version", "kv_cache_strategy"];
+const TEXT_COLUMNS: [&str; 8] = [
+    "function",
+    "module",
+    "model",
+    "model_version",
+    "kv_cache_strategy",
+    "layers.name",
+    "engine_version",
+    "input_shapes",
+];
 /// Columns of the program's own numbers of requests; the second is that of a step's slots.
 const NUMBER_COLUMNS: [&str; 2] = ["program_request", "slots.request"];
 
@@ -101,28 +110,35 @@ impl Redactor {
         }
         for step in &mut tables.steps {
             step.device_uuid = step.device_uuid.map(|uuid| self.bytes(uuid));
+            (step.engine, step.nvtx_range) = (None, String::new());
+            step.nvtx_request = self.id(&step.nvtx_request);
             step.slots.iter_mut().for_each(|slot| slot.request = self.number(slot.request));
         }
         tables.clocks.iter_mut().for_each(|c| c.series.device_uuid = self.bytes(c.series.device_uuid));
         tables.gpu_samples.iter_mut().for_each(|gpu| gpu.device_uuid = self.bytes(gpu.device_uuid));
         tables.gpu_processes.iter_mut().for_each(|gpu| gpu.device_uuid = self.bytes(gpu.device_uuid));
         tables.points.iter_mut().for_each(|point| point.library = self.text(&point.library));
+        tables.engine_files.clear();
+        tables.phases.clear();
+        tables.layers.iter_mut().for_each(|layer| layer.name = self.text(&layer.name));
         tables.xids.iter_mut().for_each(|xid| xid.message.clear());
         stacks.names_mut().for_each(|name| *name = self.text(name));
     }
 
-    /// The column `name` of a table without it. Text of columns that are not known here is hashed.
+    /// A column of a table without it. Text of columns that are not known here is hashed.
     #[must_use]
-    pub fn column(&self, name: &str, column: &ArrayRef) -> ArrayRef {
+    pub fn column(&self, table: &str, name: &str, column: &ArrayRef) -> ArrayRef {
+        let qualified = format!("{table}.{name}");
+        let is_in = |columns: &[&str]| columns.contains(&name) || columns.contains(&qualified.as_str());
         let within = |child: &str| format!("{name}.{child}");
         match column.data_type() {
-            DataType::Utf8 if !PLAIN_COLUMNS.contains(&name) => {
-                let is_text = TEXT_COLUMNS.contains(&name);
+            DataType::Utf8 if !is_in(&PLAIN_COLUMNS) => {
+                let is_text = is_in(&TEXT_COLUMNS);
                 let change = |text: &str| if is_text { self.text(text) } else { self.id(text) };
                 let texts = column.as_string::<i32>().iter();
                 Arc::new(texts.map(|text| text.map(change)).collect::<StringArray>())
             }
-            DataType::UInt64 if NUMBER_COLUMNS.contains(&name) => {
+            DataType::UInt64 if is_in(&NUMBER_COLUMNS) => {
                 let numbers = column.as_primitive::<UInt64Type>().iter();
                 Arc::new(
                     numbers.map(|number| number.map(|number| self.number(number))).collect::<UInt64Array>(),
@@ -131,12 +147,13 @@ impl Redactor {
             DataType::Struct(fields) => {
                 let parts = column.as_struct();
                 let changed = fields.iter().zip(parts.columns());
-                let changed = changed.map(|(field, part)| self.column(&within(field.name()), part)).collect();
+                let changed =
+                    changed.map(|(field, part)| self.column(table, &within(field.name()), part)).collect();
                 Arc::new(StructArray::new(fields.clone(), changed, parts.nulls().cloned()))
             }
             DataType::List(field) => {
                 let list = column.as_list::<i32>();
-                let values = self.column(name, list.values());
+                let values = self.column(table, name, list.values());
                 Arc::new(ListArray::new(field.clone(), list.offsets().clone(), values, list.nulls().cloned()))
             }
             _ => column.clone(),

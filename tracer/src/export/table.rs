@@ -35,7 +35,8 @@ pub fn tables(capture: &Capture, format: Format, dir: &Path, redactor: Option<&R
             let batch = batch?;
             let Some(redactor) = redactor else { return Ok(batch) };
             let columns = schema.fields().iter().zip(batch.columns());
-            let columns = columns.map(|(field, column)| redactor.column(field.name(), column)).collect();
+            let columns =
+                columns.map(|(field, column)| redactor.column(name, field.name(), column)).collect();
             Ok(RecordBatch::try_new(schema.clone(), columns)?)
         });
         let path = dir.join(name).with_extension(match format {
