@@ -16,6 +16,7 @@ mod placement;
 mod sched;
 mod servers;
 mod sockets;
+mod stacks;
 mod targets;
 mod trial;
 mod truth;
@@ -48,6 +49,7 @@ fn trials() -> Vec<Trial> {
         targets::TESTS,
         trial::TESTS,
         sched::TESTS,
+        stacks::TESTS,
         marks::TESTS,
         marks_python::TESTS,
         truth::TESTS,

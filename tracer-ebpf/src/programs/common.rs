@@ -39,6 +39,16 @@ pub(crate) static OFFSETS: Global<Offsets> = Global::new(Offsets {
     tcp_snd_nxt: 0,
     sock_num: 0,
     sock_dport: 0,
+    task_utask: 0,
+    task_mm: 0,
+    utask_returns: 0,
+    utask_vaddr: 0,
+    utask_xol_vaddr: 0,
+    return_address: 0,
+    return_next: 0,
+    return_chained: 0,
+    mm_xol_area: 0,
+    xol_vaddr: 0,
 });
 
 /// Slots per CPU: a program may be preempted by another one on the same CPU, so one slot is not enough.

@@ -186,7 +186,7 @@ fn name(sk: u64) -> Socket {
 /// A record of what no process does.
 #[inline(always)]
 fn unnamed(sk: u64, cookie: u64, action: u32) -> Socket {
-    let nobody = Target { start_ticks: 0, flags: 0 };
+    let nobody = Target { start_ticks: 0, flags: 0, epoch: 0 };
     Socket {
         header: header(Kind::Socket, 0, size_of::<Socket>(), now_ns(), &nobody, 0, 0),
         cookie,

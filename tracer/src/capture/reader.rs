@@ -16,7 +16,7 @@ use super::stream;
 use super::torn::StreamBatches;
 use crate::event::mark;
 use crate::event::{
-    Call, Event, GpuProcess, GpuSample, HostClock, HttpBegin, HttpEnd, HttpSend, HttpWire, Mapping, Point,
+    Call, Code, Event, GpuProcess, GpuSample, HostClock, HttpBegin, HttpEnd, HttpSend, HttpWire, Mapping, Point,
     Process, Sample, Sched, Stack, Xid,
 };
 

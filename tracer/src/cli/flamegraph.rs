@@ -91,7 +91,8 @@ impl Stacks {
         for frame in frames {
             let label = match frame.kind {
                 FrameKind::Kernel => format!("{}_[k]", frame.label()),
-                FrameKind::User => frame.label(),
+                FrameKind::User if frame.inlined => format!("{}_[i]", frame.label()),
+                FrameKind::User | FrameKind::Python => frame.label(),
             };
             let names = names.entry(frame.stack).or_default();
             if label.contains(RUST_PROGRAM_BEGINS) {
@@ -109,21 +110,13 @@ impl Stacks {
             let mut frames = Vec::from(root);
             match stack {
                 Some(stack) => {
-                    frames.extend(self.cuts.get(&stack).map(|cut| cut_name(*cut).to_owned()));
+                    frames.extend(self.cuts.get(&stack).map(|cut| format!("[truncated: {}]", cut.text())));
                     frames.extend(self.names.get(&stack).cloned().unwrap_or_default());
                 }
                 None => frames.push("[no stack]".to_owned()),
             }
             (frames, weight)
         })
-    }
-}
-
-fn cut_name(cut: StackCut) -> &'static str {
-    match cut {
-        StackCut::Depth => "[truncated: too deep]",
-        StackCut::FramePointers => "[truncated: no frame pointer]",
-        StackCut::Unreadable => "[truncated: unreadable]",
     }
 }
 

@@ -99,6 +99,10 @@ pub(crate) struct Args {
     json: bool,
 }
 
+/// Stacks of a recording's first moments are whole if their tables are there; longer than this nobody should wait, and
+/// the rings hold as much.
+const WAIT_FOR_TABLES: Duration = Duration::from_millis(500);
+
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let mut profiles = Profiles::builtin();
     for file in &args.engine {
@@ -122,6 +126,10 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let writer = Writer::create(&folder, meta(args, &chosen))?;
     for found in &chosen.processes {
         if chosen.is_held() { session.add_before_exec(found)? } else { session.add(found)? }
+    }
+    // What a held process maps now is not what it will run.
+    if !chosen.is_held() && !session.wait_for_tables(WAIT_FOR_TABLES) {
+        tracing::debug!("the recording begins before all tables for stacks are there");
     }
     chosen.let_go()?;
     let mut recording = Recording {

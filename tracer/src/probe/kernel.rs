@@ -11,10 +11,11 @@ use aya::{
         tp_btf::BtfTracePointLink,
     },
 };
-use tracer_abi::{Offsets, globals, maps, programs};
+use tracer_abi::{Offsets, Target, globals, maps, programs};
 
 use super::{
     ProbeError, btf, object,
+    unwind::Unwinder,
     uprobe::{Links, Place, Uprobes},
 };
 use crate::event::ProcessId;
@@ -78,6 +79,7 @@ pub(crate) struct Kernel {
     pub(crate) counters: PerCpuArray<MapData, u64>,
     pub(crate) hits: PerCpuArray<MapData, u64>,
     pub(crate) ports: HashMap<MapData, u16, u32>,
+    pub(crate) unwinder: Unwinder,
     pub(crate) missing: Vec<Missing>,
     links: Vec<GlobalLink>,
     wire: Option<BtfTracePointLink>,
@@ -116,6 +118,7 @@ impl Kernel {
             counters: take(&mut ebpf, maps::COUNTERS)?,
             hits: take(&mut ebpf, maps::HITS)?,
             ports: take(&mut ebpf, maps::PORTS)?,
+            unwinder: Unwinder::start(&mut ebpf)?,
             missing: Vec::new(),
             links: Vec::new(),
             wire: None,
@@ -123,6 +126,13 @@ impl Kernel {
             logger,
             ebpf,
         };
+        if offsets.task_utask == 0 {
+            kernel.missing.push(Missing {
+                what: "pending returns",
+                consequence: "stacks end at functions that are probed on return",
+                why: "this kernel's types do not say where it keeps them".into(),
+            });
+        }
         kernel.attach_global(options, &offsets)?;
         Ok(kernel)
     }
@@ -280,6 +290,12 @@ impl Kernel {
         places: &[Place],
     ) -> Result<Links, ProbeError> {
         self.uprobes.attach(&mut self.ebpf, name, process, path, places)
+    }
+
+    /// How often a target has executed another program, as the kernel side counts; `None` of one that is no target.
+    pub(crate) fn epoch(&self, process: ProcessId) -> Option<u32> {
+        let target: Target = bytemuck::cast(self.targets.get(&process.tgid, 0).ok()?);
+        (target.start_ticks == process.start_ticks).then_some(target.epoch)
     }
 
     /// Passes on what the kernel-side programs logged.

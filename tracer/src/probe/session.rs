@@ -14,14 +14,14 @@ use super::{
     attach::{Attacher, Notice},
     kernel::Kernel,
     process::{self, Found},
+    stacks::Stacks,
     uprobe::Links,
 };
 use crate::{
     event::{
         Event, Origin, Process, ProcessAction, ProcessId,
-        record::{RawStack, Record, RecordError, open_calls_of},
+        record::{Record, RecordError, open_calls_of},
         sorter::Sorter,
-        stack::{MappingIndex, StackTable},
     },
     host_clock::{bracket, monotonic_ns},
     http::Http,
@@ -65,7 +65,7 @@ pub struct Session {
     kernel: Kernel,
     attacher: Attacher,
     sorter: Sorter<Pending>,
-    stacks: StackTable,
+    stacks: Stacks,
     rejects: BTreeMap<&'static str, u64>,
     options: Options,
     step_points: Vec<u32>,
@@ -102,7 +102,7 @@ impl Session {
             kernel: Kernel::load(&options)?,
             attacher: Attacher::new(profiles, options.returns),
             sorter: Sorter::new(SLACK_NS),
-            stacks: StackTable::default(),
+            stacks: Stacks::default(),
             rejects: BTreeMap::new(),
             http: Http::new(options.http.clone()),
             options,
@@ -140,7 +140,7 @@ impl Session {
     pub fn add_before_exec(&mut self, found: &Found) -> Result<(), ProbeError> {
         let now_ns = monotonic_ns();
         let flags = if self.options.follow { TARGET_FOLLOW } else { 0 };
-        let target = Target { start_ticks: found.id.start_ticks, flags };
+        let target = Target { start_ticks: found.id.start_ticks, flags, epoch: 0 };
         self.kernel
             .targets
             .insert(found.id.tgid, bytemuck::cast::<Target, [u64; 2]>(target), 0)
@@ -236,6 +236,8 @@ impl Session {
             .collect();
         rows.extend(self.rejects.iter().map(|(name, count)| row(None, name, *count, true)));
         rows.extend(self.http.counts().lines().map(|(name, count, loss)| row(None, name, count, loss)));
+        rows.extend(self.stacks.ledger());
+        rows.extend(self.kernel.unwinder.ledger());
         rows.push(row(None, "events_late", self.sorter.late(), false));
         rows.extend(self.gaps.iter().map(|(process, ns)| row(Some(*process), "attach_gap_ns", *ns, false)));
         let mut fired: BTreeMap<ProcessId, u64> = BTreeMap::new();
@@ -261,6 +263,13 @@ impl Session {
         rows
     }
 
+    /// Waits until stacks of the targets can be walked: until the tables of all files that they map are there, or the time
+    /// is over. `false`: some are not.
+    #[must_use]
+    pub fn wait_for_tables(&self, limit: Duration) -> bool {
+        self.kernel.unwinder.settle(limit)
+    }
+
     /// Processes that are traced and alive.
     #[must_use]
     pub fn live(&self) -> usize {
@@ -282,7 +291,9 @@ impl Session {
 
     /// Takes what should be said about the targets.
     pub fn take_notices(&mut self) -> Vec<Notice> {
-        std::mem::take(&mut self.attacher.notices)
+        let mut notices = std::mem::take(&mut self.attacher.notices);
+        notices.extend(self.kernel.unwinder.take_notices());
+        notices
     }
 
     /// Counts for a progress line.
@@ -354,6 +365,10 @@ impl Session {
         let now_ns = monotonic_ns();
         let mut events = Vec::new();
         let result = self.attacher.scan(&mut self.kernel, id, now_ns, &mut events);
+        if let Err(ProbeError::ProcessGone { .. }) = result {
+            self.kernel.unwinder.gone(id);
+            self.stacks.forget(id);
+        }
         for event in events {
             if let Event::Point(point) = &event {
                 match point.role {
@@ -368,14 +383,9 @@ impl Session {
     }
 
     fn release(&mut self, drained_ns: u64, out: &mut Vec<Event>) {
-        let none = MappingIndex::default();
-        let Self { sorter, stacks, attacher, http, .. } = self;
+        let Self { sorter, stacks, attacher, kernel, http, .. } = self;
         let (mut is_held, mut http_tokens, mut ports) = (false, 0, HashSet::new());
         sorter.release(drained_ns, |pending| {
-            let mut intern = |origin: Origin, raw: RawStack| {
-                let index = attacher.processes.get(&origin.process).map_or(&none, |attached| &attached.index);
-                stacks.intern(origin.time_ns, origin.process, raw, index)
-            };
             match pending {
                 Pending::Ready(event) => out.push(event),
                 Pending::Record(Record::Call(event)) => out.push(Event::Call(event)),
@@ -393,17 +403,11 @@ impl Session {
                     }
                 }
                 Pending::Record(Record::Sched(mut event, raw)) => {
-                    if let Some((id, new)) = intern(event.origin, raw) {
-                        out.extend(new.map(Event::Stack));
-                        event.stack = Some(id);
-                    }
+                    event.stack = stacks.intern(&event.origin, raw, attacher, &mut kernel.unwinder, out);
                     out.push(Event::Sched(event));
                 }
                 Pending::Record(Record::Sample(mut event, raw)) => {
-                    if let Some((id, new)) = intern(event.origin, raw) {
-                        out.extend(new.map(Event::Stack));
-                        event.stack = Some(id);
-                    }
+                    event.stack = stacks.intern(&event.origin, raw, attacher, &mut kernel.unwinder, out);
                     out.push(Event::Sample(event));
                 }
             }
