@@ -13,6 +13,7 @@ mod marks;
 mod marks_python;
 mod nvml;
 mod placement;
+mod python;
 mod sched;
 mod servers;
 mod sockets;
@@ -50,6 +51,7 @@ fn trials() -> Vec<Trial> {
         trial::TESTS,
         sched::TESTS,
         stacks::TESTS,
+        python::TESTS,
         marks::TESTS,
         marks_python::TESTS,
         truth::TESTS,

@@ -36,7 +36,8 @@ pub struct Runtime {
 
 /// Symbols of an interpreter's file, with their addresses there.
 struct Symbols {
-    version: u64,
+    /// Since 3.11.
+    version: Option<u64>,
     runtime: u64,
     evaluates: Vec<(u64, u64)>,
 }
@@ -60,12 +61,12 @@ impl Runtime {
         versions: &Versions,
     ) -> Result<Option<Self>, Refused> {
         let Some(symbols) = Symbols::find(bytes) else { return Ok(None) };
-        let hex = word(memory, symbols.version.wrapping_add(bias))?.to_be_bytes();
+        let unknown = |found: String| Refused::Version { found, known: versions.names() };
+        let Some(version) = symbols.version else { return Err(unknown("before 3.11".into())) };
+        let hex = word(memory, version.wrapping_add(bias))?.to_be_bytes();
         let [_, _, _, _, major, minor, micro, _] = hex;
         let name = format!("{major}.{minor}.{micro}");
-        let Some(version) = versions.find(major, minor) else {
-            return Err(Refused::Version { found: name, known: versions.names() });
-        };
+        let Some(version) = versions.find(major, minor) else { return Err(unknown(name)) };
         let address = symbols.runtime.wrapping_add(bias);
         let offsets = match (&version.offsets, &version.described) {
             (Some(layout), _) => version.offsets(*layout),
@@ -139,6 +140,6 @@ impl Symbols {
         }
         evaluates.sort_unstable();
         evaluates.dedup();
-        Some(Self { version: version?, runtime: runtime?, evaluates })
+        Some(Self { version, runtime: runtime?, evaluates })
     }
 }
