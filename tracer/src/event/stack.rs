@@ -75,19 +75,33 @@ pub enum Merged {
     Python(PythonFrame),
 }
 
-/// Puts Python frames in the place of those of the C function that runs them. `evaluates` says whether an address is in
-/// that function, `entry_is_function` whether the frame at an entry is a function's.
+/// What an address in an interpreter has to do with Python frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Runs {
+    /// It is in the C function that runs Python code.
+    Code,
+    /// It throws an exception into a generator. Where that waits for another one, which this calls itself for, it makes
+    /// the generator's frame the current one without running it.
+    Throw,
+    Nothing,
+}
+
+/// Puts Python frames in the place of those of the C function that runs them. `runs` says what an address is,
+/// `entry_is_function` whether the frame at an entry is a function's.
 ///
 /// Only what fits together exactly is merged: as many entries as frames of the C function, or more where the walk was
 /// cut.
-pub fn merge(
-    raw: &RawStack,
-    evaluates: impl Fn(u64) -> bool,
-    entry_is_function: bool,
-) -> (Merge, Vec<Merged>) {
+pub fn merge(raw: &RawStack, runs: impl Fn(u64) -> Runs, entry_is_function: bool) -> (Merge, Vec<Merged>) {
     let native = || raw.user.iter().copied().map(Merged::Native).collect();
-    let calls = |address: u64, depth: usize| evaluates(address.wrapping_sub(u64::from(depth > 0)));
-    let entered = raw.user.iter().enumerate().filter(|(depth, address)| calls(**address, *depth)).count();
+    let what = |depth: usize| {
+        raw.user.get(depth).map_or(Runs::Nothing, |address| runs(address.wrapping_sub(u64::from(depth > 0))))
+    };
+    // A generator's frame that waits was an entry once and still says so, where entries are functions.
+    let waits = |depth: usize| {
+        entry_is_function && depth > 0 && what(depth) == Runs::Throw && what(depth - 1) == Runs::Throw
+    };
+    let enters = |depth: usize| what(depth) == Runs::Code || waits(depth);
+    let entered = (0..raw.user.len()).filter(|depth| enters(*depth)).count();
     match raw.python_state {
         _ if entered == 0 && raw.python.is_empty() => return (Merge::None, native()),
         PythonState::NoThread if entered == 0 => return (Merge::None, native()),
@@ -109,7 +123,7 @@ pub fn merge(
     let mut merged = Vec::with_capacity(raw.user.len() + raw.python.len());
     let mut part = is_deeper && entries < entered;
     for (depth, &address) in raw.user.iter().enumerate() {
-        if !calls(address, depth) {
+        if !enters(depth) {
             merged.push(Merged::Native(address));
             continue;
         }
@@ -123,9 +137,9 @@ pub fn merge(
                 break;
             }
         }
-        if !is_entered {
-            // Here they end; what is further up stays as C sees it.
-            part = true;
+        // Here they end: what is further up stays as C sees it.
+        part |= !is_entered;
+        if !is_entered || waits(depth) {
             merged.push(Merged::Native(address));
         }
     }
@@ -217,9 +231,13 @@ mod tests {
         assert_eq!(table.intern(9, ProcessId::default(), RawStack::default(), Vec::new()), None);
     }
 
-    /// Addresses from 1000 on are of the C function.
-    fn evaluates(address: u64) -> bool {
-        address >= 1000
+    /// Addresses from 1000 on are of the C function, those from 2000 on throw.
+    fn runs(address: u64) -> Runs {
+        match address {
+            2000.. => Runs::Throw,
+            1000.. => Runs::Code,
+            _ => Runs::Nothing,
+        }
     }
 
     fn python(code: u64, is_entry: bool) -> PythonFrame {
@@ -228,7 +246,7 @@ mod tests {
 
     /// Native addresses as they are, Python frames as negative numbers.
     fn merged(raw: &RawStack, entry_is_function: bool) -> (Merge, Vec<i64>) {
-        let (merge, frames) = merge(raw, evaluates, entry_is_function);
+        let (merge, frames) = merge(raw, runs, entry_is_function);
         let number = |frame| match frame {
             Merged::Native(address) => address as i64,
             Merged::Python(frame) => -(frame.code as i64),
@@ -251,6 +269,20 @@ mod tests {
             ..raw
         };
         assert_eq!(merged(&raw, false), (Merge::Whole, vec![5, -1, -2, 6, -3, 7]));
+    }
+
+    #[test]
+    fn generators_that_wait_for_one_that_is_thrown_into_have_frames() {
+        // inner (C) < throw < throw < throw < C < task; two generators wait for the innermost.
+        let user = vec![1001, 6, 2001, 2001, 2001, 7, 1001, 8];
+        let frames = vec![python(1, true), python(2, true), python(3, true), python(4, true)];
+        let raw = RawStack { user: user.clone(), python: frames, ..RawStack::default() };
+        assert_eq!(merged(&raw, true), (Merge::Whole, vec![-1, 6, 2001, -2, 2001, -3, 2001, 7, -4, 8]));
+        // Where entries have frames of their own, those of waiting generators are none.
+        let frames =
+            vec![python(1, false), python(9, true), python(2, false), python(3, false), python(4, false), python(9, true)];
+        let raw = RawStack { user, python: frames, ..RawStack::default() };
+        assert_eq!(merged(&raw, false), (Merge::Whole, vec![-1, 6, 2001, 2001, 2001, 7, -2, -3, -4, 8]));
     }
 
     #[test]
@@ -287,25 +319,25 @@ mod tests {
         #[test]
         fn merging_loses_and_invents_nothing(
             user in prop::collection::vec(prop_oneof![1u64..900, 1001u64..1100], 0..20),
-            runs in prop::collection::vec(1usize..4, 0..8),
+            lengths in prop::collection::vec(1usize..4, 0..8),
         ) {
-            let python: Vec<_> = runs
+            let given: Vec<_> = lengths
                 .iter()
-                .flat_map(|run| (0..*run).map(move |n| n + 1 == *run))
+                .flat_map(|length| (0..*length).map(move |n| n + 1 == *length))
                 .zip(1..)
                 .map(|(is_entry, code)| python(code, is_entry))
                 .collect();
-            let raw = RawStack { user: user.clone(), python: python.clone(), ..RawStack::default() };
-            let (merge, frames) = merge(&raw, evaluates, true);
+            let raw = RawStack { user: user.clone(), python: given.clone(), ..RawStack::default() };
+            let (merge, frames) = merge(&raw, runs, true);
             let natives: Vec<u64> =
                 frames.iter().filter_map(|f| if let Merged::Native(a) = f { Some(*a) } else { None }).collect();
             let pythons: Vec<_> =
                 frames.iter().filter_map(|f| if let Merged::Python(p) = f { Some(*p) } else { None }).collect();
             match merge {
                 Merge::Whole => {
-                    prop_assert_eq!(pythons, python);
+                    prop_assert_eq!(pythons, given);
                     let others: Vec<u64> = (0..).zip(&user)
-                        .filter(|(depth, a)| !evaluates(**a - u64::from(*depth > 0)))
+                        .filter(|(depth, a)| runs(**a - u64::from(*depth > 0)) == Runs::Nothing)
                         .map(|(_, a)| *a)
                         .collect();
                     prop_assert_eq!(natives, others);

@@ -103,9 +103,8 @@ impl Stacks {
             let memory = ProcessMemory::open(process).ok()?;
             self.pythons.insert(process, Python { runtime: runtime.clone(), memory, codes: HashMap::new() });
         }
-        let evaluates =
-            |address: u64| runtime.evaluates.iter().any(|(begin, end)| (*begin..*end).contains(&address));
-        let (outcome, merged) = merge(raw, evaluates, runtime.offsets.entry_is_function);
+        let (outcome, merged) =
+            merge(raw, |address| runtime.runs(address), runtime.offsets.entry_is_function);
         let counter = match outcome {
             Merge::None => return None,
             Merge::Whole => "python_stacks_merged",

@@ -6,6 +6,7 @@ use object::{Object as _, ObjectSymbol as _};
 use thiserror::Error;
 
 use super::{Memory, Offsets, Versions, word};
+use crate::event::stack::Runs;
 
 /// Why the Python frames of a process are not read.
 #[derive(Debug, Error)]
@@ -30,8 +31,9 @@ pub struct Runtime {
     pub offsets: Offsets,
     /// Address of `_PyRuntime`.
     address: u64,
-    /// The C function that runs Python code: addresses in the process, [begin, end).
-    pub evaluates: Vec<(u64, u64)>,
+    /// The C functions that run Python code and that throw into generators: addresses in the process, [begin, end).
+    evaluates: Vec<(u64, u64)>,
+    throws: Vec<(u64, u64)>,
 }
 
 /// Symbols of an interpreter's file, with their addresses there.
@@ -40,10 +42,13 @@ struct Symbols {
     version: Option<u64>,
     runtime: u64,
     evaluates: Vec<(u64, u64)>,
+    throws: Vec<(u64, u64)>,
 }
 
-/// The C function, and the parts of it that the compiler has put elsewhere.
+/// The C functions, and the parts of them that the compiler has put elsewhere.
 const EVALUATES: &str = "_PyEval_EvalFrameDefault";
+/// It is no dynamic symbol: not known in a stripped interpreter.
+const THROWS: &str = "_gen_throw";
 /// More threads and interpreters than that are nonsense.
 const MAX_INTERPRETERS: usize = 256;
 const MAX_THREADS: usize = 8192;
@@ -90,10 +95,22 @@ impl Runtime {
             }
             (None, None) => return Err(Refused::Undescribed(name)),
         };
-        let evaluates = symbols.evaluates.iter().map(|(begin, end)| {
-            (begin.wrapping_add(bias), end.wrapping_add(bias))
-        });
-        Ok(Some(Self { version: name, offsets, address, evaluates: evaluates.collect() }))
+        let here = |ranges: &[(u64, u64)]| -> Vec<(u64, u64)> {
+            ranges.iter().map(|(begin, end)| (begin.wrapping_add(bias), end.wrapping_add(bias))).collect()
+        };
+        let (evaluates, throws) = (here(&symbols.evaluates), here(&symbols.throws));
+        Ok(Some(Self { version: name, offsets, address, evaluates, throws }))
+    }
+
+    /// What code at an address in the process has to do with Python frames.
+    #[must_use]
+    pub fn runs(&self, address: u64) -> Runs {
+        let holds = |ranges: &[(u64, u64)]| ranges.iter().any(|(begin, end)| (*begin..*end).contains(&address));
+        match () {
+            () if holds(&self.evaluates) => Runs::Code,
+            () if holds(&self.throws) => Runs::Throw,
+            () => Runs::Nothing,
+        }
     }
 
     /// The states of all threads that have one: (thread id as the process sees it, address).
@@ -127,19 +144,25 @@ impl Runtime {
 impl Symbols {
     fn find(bytes: &[u8]) -> Option<Self> {
         let file = object::File::parse(bytes).ok()?;
-        let (mut version, mut runtime, mut evaluates) = (None, None, Vec::new());
+        let (mut version, mut runtime) = (None, None);
+        let (mut evaluates, mut throws) = (Vec::new(), Vec::new());
         for symbol in file.dynamic_symbols().chain(file.symbols()).filter(|symbol| symbol.is_definition()) {
             match symbol.name() {
                 Ok("Py_Version") => version = Some(symbol.address()),
                 Ok("_PyRuntime") => runtime = Some(symbol.address()),
-                Ok(name) if name.strip_prefix(EVALUATES).is_some_and(|rest| rest.is_empty() || rest.starts_with('.')) => {
-                    evaluates.push((symbol.address(), symbol.address() + symbol.size()));
+                Ok(name) => {
+                    let ranges = match name.split('.').next() {
+                        Some(EVALUATES) => &mut evaluates,
+                        Some(THROWS) => &mut throws,
+                        _ => continue,
+                    };
+                    ranges.push((symbol.address(), symbol.address().saturating_add(symbol.size())));
                 }
-                _ => {}
+                Err(_) => {}
             }
         }
         evaluates.sort_unstable();
         evaluates.dedup();
-        Some(Self { version, runtime: runtime?, evaluates })
+        Some(Self { version, runtime: runtime?, evaluates, throws })
     }
 }
