@@ -12,6 +12,7 @@ mod inject;
 mod marks;
 mod marks_python;
 mod nvml;
+mod peer;
 mod placement;
 mod python;
 mod sched;
@@ -52,6 +53,7 @@ fn trials() -> Vec<Trial> {
         sched::TESTS,
         stacks::TESTS,
         python::TESTS,
+        peer::TESTS,
         marks::TESTS,
         marks_python::TESTS,
         truth::TESTS,

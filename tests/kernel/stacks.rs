@@ -36,12 +36,12 @@ pub(crate) const TESTS: &[(&str, Test)] = &[
 ];
 
 /// The built programs.
-struct Programs {
+pub(crate) struct Programs {
     folder: tempfile::TempDir,
 }
 
 impl Programs {
-    fn get() -> Result<&'static Self> {
+    pub(crate) fn get() -> Result<&'static Self> {
         static BUILT: OnceLock<std::result::Result<Programs, String>> = OnceLock::new();
         let built = BUILT.get_or_init(|| Self::build().map_err(|error| format!("{error:?}")));
         built.as_ref().map_err(anyhow::Error::msg)
@@ -64,7 +64,7 @@ impl Programs {
         Ok(Self { folder })
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 }

@@ -36,7 +36,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         setup::run()?;
         run_command(build.env("TRACER_EBPF", "require"))?;
         for (what, brought) in
-            [("NVIDIA's driver", real_libs::fetch_driver()), ("bpftrace", setup::bring("bpftrace"))]
+            [("NVIDIA's driver", real_libs::fetch_driver()), ("bpftrace", setup::bring("bpftrace", "bpftrace"))]
         {
             if let Err(error) = brought {
                 eprintln!("bench: nothing will be compared with {what}: {error:#}");

@@ -34,9 +34,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         return real_servers::run(options.require);
     }
     setup::run()?;
-    // Marks of Python programs, and as bpftrace sees them.
-    for program in ["python3", "bpftrace"] {
-        if let Err(error) = setup::bring(program) {
+    // Marks of Python programs, and as bpftrace sees them; stacks as perf sees them.
+    for (program, package) in [("python3", "python3"), ("bpftrace", "bpftrace"), ("perf", "linux-perf")] {
+        if let Err(error) = setup::bring(program, package) {
             eprintln!("test: {error:#}");
         }
     }
