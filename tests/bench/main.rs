@@ -20,6 +20,7 @@ mod resolver;
 mod server;
 mod socket_server;
 mod sockets;
+mod stacks;
 mod syscalls;
 mod throughput;
 mod worker;
@@ -65,6 +66,9 @@ struct Options {
     /// Instead: how right the clocks are on a simulated device
     #[arg(long)]
     clock: bool,
+    /// Instead: what stacks cost only
+    #[arg(long, conflicts_with = "clock")]
+    stacks: bool,
     /// Write everything that was measured, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -107,6 +111,7 @@ struct Report<'a> {
     sockets: &'a Part<Vec<sockets::Cost>>,
     servers: &'a [throughput::Outcome],
     socket_servers: &'a [socket_server::Outcome],
+    stacks: &'a stacks::Outcome,
 }
 
 fn run(options: &Options) -> Result<()> {
@@ -132,6 +137,13 @@ fn run(options: &Options) -> Result<()> {
     };
     let real_libs = options.real_libs.as_deref();
     let mut machine = Machine::look()?;
+    if options.stacks {
+        let outcome = stacks::run(real_libs, rounds, Duration::from_secs(window)).context("cost of stacks")?;
+        machine.load_after = load()?;
+        progress("");
+        println!("{}\n\n{}", machine.text(options.quick), outcome.text());
+        return write_json(options.json.as_deref(), &outcome);
+    }
     let probes = probe::run(probe_rounds).context("cost of a probe")?;
     let marks = marks::run(probe_rounds).context("cost of a mark")?;
     let driver = driver::run(real_libs, probe_rounds).context("cost of a probe in the driver")?;
@@ -140,6 +152,7 @@ fn run(options: &Options) -> Result<()> {
     let injected = inject::run(probe_rounds).context("cost of the injected library")?;
     let sockets = sockets::run(probe_rounds).context("cost of following sockets")?;
     let window = Duration::from_secs(window);
+    let stacks = stacks::run(real_libs, rounds, window).context("cost of stacks")?;
     let paces = [Pace::Gpu, Pace::Cpu].into_iter();
     let servers = paces.clone().map(|pace| throughput::run(pace, rounds, window));
     let servers = servers.collect::<Result<Vec<_>>>().context("cost for a server")?;
@@ -155,7 +168,8 @@ fn run(options: &Options) -> Result<()> {
     println!("{}", sockets::text(&sockets));
     servers.iter().for_each(|outcome| println!("{}", outcome.table()));
     println!("{}\n{}", throughput::recorder_table(&servers), socket_server::table(&socket_servers));
-    if let Some(file) = &options.json {
+    println!("{}", stacks.text());
+    if options.json.is_some() {
         let report = Report {
             schema: "tracer.bench/1",
             simulated_gpu: true,
@@ -170,11 +184,18 @@ fn run(options: &Options) -> Result<()> {
             sockets: &sockets,
             servers: &servers,
             socket_servers: &socket_servers,
+            stacks: &stacks,
         };
-        let text = serde_json::to_string_pretty(&report)?;
-        fs::write(file, text + "\n").with_context(|| format!("cannot write {}", file.display()))?;
+        write_json(options.json.as_deref(), &report)?;
     }
     Ok(())
+}
+
+/// Writes what was measured, where that is wanted.
+fn write_json(file: Option<&std::path::Path>, measured: &impl Serialize) -> Result<()> {
+    let Some(file) = file else { return Ok(()) };
+    let text = serde_json::to_string_pretty(measured)?;
+    fs::write(file, text + "\n").with_context(|| format!("cannot write {}", file.display()))
 }
 
 impl Machine {

@@ -15,6 +15,9 @@ pub(crate) struct Options {
     /// Instead: how right the clocks are on a simulated device; needs no root.
     #[arg(long)]
     clock: bool,
+    /// Instead: what stacks cost only.
+    #[arg(long, conflicts_with = "clock")]
+    stacks: bool,
     /// Write everything that was measured, as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -36,13 +39,16 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         setup::run()?;
         run_command(build.env("TRACER_EBPF", "require"))?;
         for (what, brought) in
-            [("NVIDIA's driver", real_libs::fetch_driver()), ("bpftrace", setup::bring("bpftrace", "bpftrace"))]
+            [("NVIDIA's driver", real_libs::fetch_driver()), ("bpftrace", setup::bring("bpftrace", "bpftrace")), ("perf", setup::bring("perf", "linux-perf"))]
         {
             if let Err(error) = brought {
                 eprintln!("bench: nothing will be compared with {what}: {error:#}");
             }
         }
         bench.arg("--real-libs").arg(real_libs::cache());
+    }
+    if options.stacks {
+        bench.arg("--stacks");
     }
     if options.quick {
         bench.arg("--quick");

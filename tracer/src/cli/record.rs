@@ -55,6 +55,9 @@ pub(crate) struct Args {
     /// The kernel log, from which Xids come
     #[arg(long, value_name = "FILE", default_value = "/dev/kmsg", hide = true)]
     kernel_log: PathBuf,
+    /// Walk stacks by frame pointers alone: code built without them ends them
+    #[arg(long)]
+    no_tables: bool,
     /// Do not record the scheduler: no off-CPU time
     #[arg(long)]
     no_sched: bool,
@@ -343,6 +346,7 @@ impl Recording {
 fn options(args: &Args) -> Options {
     Options {
         sample_hz: args.sample_hz,
+        tables: !args.no_tables,
         sched: !args.no_sched,
         min_off_cpu_ns: args.min_off_cpu.map_or(0, |time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)),
         sockets: !args.no_sockets,

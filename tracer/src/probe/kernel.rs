@@ -25,6 +25,8 @@ use crate::event::ProcessId;
 pub struct Options {
     /// On-CPU samples per second and CPU; 0: none.
     pub sample_hz: u64,
+    /// User stacks are walked by tables where files have them; else by frame pointers alone.
+    pub tables: bool,
     /// Off-CPU intervals and who ended them.
     pub sched: bool,
     /// Off-CPU intervals shorter than this many ns are not recorded.
@@ -46,6 +48,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             sample_hz: 99,
+            tables: true,
             sched: true,
             min_off_cpu_ns: 0,
             sockets: true,
@@ -118,7 +121,7 @@ impl Kernel {
             counters: take(&mut ebpf, maps::COUNTERS)?,
             hits: take(&mut ebpf, maps::HITS)?,
             ports: take(&mut ebpf, maps::PORTS)?,
-            unwinder: Unwinder::start(&mut ebpf)?,
+            unwinder: Unwinder::start(&mut ebpf, options.tables)?,
             missing: Vec::new(),
             links: Vec::new(),
             wire: None,

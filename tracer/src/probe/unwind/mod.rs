@@ -75,13 +75,13 @@ pub(crate) struct Unwinder {
 }
 
 impl Unwinder {
-    /// Takes the maps out of the loaded programs and starts.
-    pub(super) fn start(ebpf: &mut Ebpf) -> Result<Self, ProbeError> {
+    /// Takes the maps out of the loaded programs and starts. Without `tables` all is walked by frame pointers.
+    pub(super) fn start(ebpf: &mut Ebpf, tables: bool) -> Result<Self, ProbeError> {
         let failed = |source: io::Error| ProbeError::Unwind { source };
         let store = Store::new(Maps::take(ebpf)?).map_err(failed)?;
         let shared = Arc::new(Shared::default());
         let (tasks, receiver) = channel();
-        let worker = Worker::new(store, shared.clone());
+        let worker = Worker::new(store, shared.clone(), tables);
         let thread = std::thread::Builder::new().name("tracer-unwind".into());
         let thread = thread.spawn(move || worker.run(&receiver)).map_err(failed)?;
         Ok(Self { tasks: Some(tasks), sent: 0, shared, thread: Some(thread) })

@@ -83,11 +83,13 @@ pub(super) struct Worker {
     told: HashSet<String>,
     received: u64,
     build: Duration,
+    wants_tables: bool,
 }
 
 impl Worker {
-    pub(super) fn new(store: Store, shared: Arc<Shared>) -> Self {
+    pub(super) fn new(store: Store, shared: Arc<Shared>, wants_tables: bool) -> Self {
         Self {
+            wants_tables,
             store,
             shared,
             versions: Versions::builtin(),
@@ -158,11 +160,11 @@ impl Worker {
     }
 
     fn scan(&mut self, process: ProcessId, epoch: u32, files: Vec<FileMapping>) {
-        let files: Vec<_> = files.into_iter().map(|file| (key(process, &file), file)).collect();
+        let key = |file: &FileMapping| self.wants_tables.then(|| key(process, file)).flatten();
         let mut target = Target {
             process,
             epoch,
-            files: files.into_iter().map(|(key, file)| (file, key)).collect(),
+            files: files.into_iter().map(|file| (key(&file), file)).map(|(key, file)| (file, key)).collect(),
             waits: false,
             python: None,
             threads_looked_at: None,
