@@ -52,6 +52,7 @@ fn trials() -> Vec<Trial> {
         trial::TESTS,
         sched::TESTS,
         stacks::TESTS,
+        if std::env::var_os("TRACER_REAL_LIBS").is_some() { stacks::REAL } else { &[] },
         python::TESTS,
         peer::TESTS,
         marks::TESTS,

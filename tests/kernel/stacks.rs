@@ -18,7 +18,7 @@ use tracer::{
 };
 
 use crate::{
-    Test,
+    Test, faults,
     fixture::{Running, calls_only, compile},
 };
 
@@ -33,7 +33,11 @@ pub(crate) const TESTS: &[(&str, Test)] = &[
     ("stacks::other_stacks", other_stacks),
     ("stacks::libraries_that_come_and_go", libraries_that_come_and_go),
     ("stacks::children", children),
+    ("stacks::doctor", doctor),
 ];
+
+/// What needs NVIDIA's libraries.
+pub(crate) const REAL: &[(&str, Test)] = &[("stacks::real_libraries", real_libraries)];
 
 /// The built programs.
 pub(crate) struct Programs {
@@ -74,6 +78,7 @@ impl Programs {
 pub(crate) struct Seen {
     /// Functions, root first, kernel included, as a flame graph shows them.
     pub(crate) names: Vec<String>,
+    pub(crate) modules: Vec<String>,
     pub(crate) cut: Option<StackCut>,
     pub(crate) frame_pointer_steps: u32,
     pub(crate) samples: u64,
@@ -179,8 +184,10 @@ pub(crate) fn seen(events: &[Event]) -> Vec<Seen> {
     };
     let named = samples.into_iter().filter_map(|(id, samples)| {
         let stack = stacks.get(&id)?;
+        let frames = symbolizer.frames(stack);
         Some(Seen {
-            names: symbolizer.frames(stack).iter().rev().map(name).collect(),
+            names: frames.iter().rev().map(name).collect(),
+            modules: frames.iter().rev().map(|frame| frame.module.clone()).collect(),
             cut: stack.cut,
             frame_pointer_steps: stack.frame_pointer_steps,
             samples,
@@ -360,4 +367,36 @@ fn children() -> Result<()> {
     ensure!(recorded.said.parse::<u32>().is_ok_and(|rounds| rounds > 3), "{}", recorded.said);
     recorded.none("wrong", |seen| seen.cut.is_none() && !seen.names.is_empty() && !is_true(seen))?;
     recorded.most(0.8, "reach the thread's start", Seen::is_whole)
+}
+
+/// NVIDIA's own libraries, which keep no frame pointers and have no symbols: from inside them to the thread's start.
+fn real_libraries() -> Result<()> {
+    let folder = PathBuf::from(std::env::var_os("TRACER_REAL_LIBS").context("no TRACER_REAL_LIBS")?);
+    let libraries = ["lean-11.4/libnvinfer_lean.so.11", "rtx-1.7/libtensorrt_rtx.so.1", "full-8.5.1/libnvinfer.so.8"];
+    for library in libraries.map(|library| folder.join(library)).into_iter().filter(|library| library.exists()) {
+        let mut program = Command::new(Programs::get()?.path("stacks"));
+        let recorded =
+            record(program.args(["real", "1500"]).arg(&library), samples_only(997), Profiles::builtin())?;
+        let name = library.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let inside = |seen: &Seen| seen.modules.iter().any(|module| module.ends_with(&name));
+        println!("  {}: {} samples through it", library.display(), recorded.samples(inside));
+        ensure!(recorded.samples(inside) > 100, "{} samples in {name}", recorded.samples(inside));
+        recorded.none("the way into the library is not whole", |seen| {
+            seen.cut.is_none() && inside(seen) && !seen.names.iter().any(|name| name == "calls_library")
+        })?;
+        recorded.most(0.99, "reach the thread's start", Seen::is_whole)?;
+    }
+    Ok(())
+}
+
+/// `tracer doctor` names the way of each file.
+fn doctor() -> Result<()> {
+    let mut program = Command::new(Programs::get()?.path("stacks"));
+    let running = Running::start_command(program.args(["framed", "1"]))?;
+    let output = faults::tracer()?.args(["doctor", "--json", "--pid", &running.pid().to_string()]).output()?;
+    let text = String::from_utf8(output.stdout)?;
+    for part in ["/stacks: by table", "libc.so.6: by table", "[vdso]: by table"] {
+        ensure!(text.contains(part), "no {part:?} in {text}");
+    }
+    Ok(())
 }

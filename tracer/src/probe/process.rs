@@ -165,6 +165,8 @@ pub fn mappings(pid: u32) -> Result<Vec<FileMapping>, ProbeError> {
                 MMapPath::Vdso => "[vdso]".to_owned(),
                 MMapPath::Heap => "[heap]".to_owned(),
                 MMapPath::Stack => "[stack]".to_owned(),
+                // Anonymous memory may have a name (prctl(2), PR_SET_VMA_ANON_NAME).
+                MMapPath::Other(name) if name.starts_with("anon:") => String::new(),
                 MMapPath::Other(name) => format!("[{name}]"),
                 MMapPath::Anonymous => String::new(),
                 _ => return None,

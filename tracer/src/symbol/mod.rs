@@ -5,6 +5,7 @@
 //! none, the same inode. Otherwise a frame keeps its module and offset, and is never dropped. This folder reads
 //! files and /proc, and writes nothing.
 
+mod jit;
 mod module;
 #[cfg(test)]
 mod tests;
@@ -15,7 +16,8 @@ use std::rc::Rc;
 use blazesym::symbolize::source::{Elf, Kernel, Source};
 use blazesym::symbolize::{self, Input, Sym};
 
-use crate::event::{Code, Frame, Mapping, Stack, StackId};
+use crate::event::{Code, Frame, Mapping, ProcessId, Stack, StackId};
+pub use jit::Generated;
 use module::Module;
 
 /// Whose code a frame is.
@@ -79,6 +81,9 @@ pub struct Symbolizer {
     debug: symbolize::Symbolizer,
     mappings: HashMap<u32, Mapped>,
     codes: HashMap<u32, Code>,
+    /// Code that processes generate: what they tell of it, and where they do.
+    generated: HashMap<ProcessId, Generated>,
+    jitdumps: HashMap<ProcessId, Vec<Mapping>>,
     /// Modules by what names a file's content: its build-id, or else its inode and path.
     modules: Vec<Module>,
     known: HashMap<ModuleKey, usize>,
@@ -113,6 +118,8 @@ impl Symbolizer {
             debug: builder().enable_code_info(true).enable_inlined_fns(true).build(),
             mappings: HashMap::new(),
             codes: HashMap::new(),
+            generated: HashMap::new(),
+            jitdumps: HashMap::new(),
             modules: Vec::new(),
             known: HashMap::new(),
             user: HashMap::new(),
@@ -126,6 +133,9 @@ impl Symbolizer {
 
     /// Learns a mapping; to be called before the stacks that refer to it.
     pub fn add_mapping(&mut self, mapping: Mapping) {
+        if jit::is_dump(&mapping) {
+            self.jitdumps.entry(mapping.process).or_default().push(mapping.clone());
+        }
         self.mappings.insert(mapping.id, Mapped { mapping, module: None });
     }
 
@@ -163,6 +173,12 @@ impl Symbolizer {
     }
 
     fn user_functions(&mut self, mapping: Option<u32>, offset: u64) -> Functions {
+        if let Some(mapped) = mapping.and_then(|id| self.mappings.get(&id))
+            && mapped.mapping.path.is_empty()
+        {
+            let process = mapped.mapping.process;
+            return self.generated_function(process, offset);
+        }
         let Some(module) = mapping.and_then(|id| self.module(id)) else { return Functions::default() };
         if let Some(functions) = self.user.get(&(module, offset)) {
             return functions.clone();
@@ -175,7 +191,20 @@ impl Symbolizer {
         functions
     }
 
+    /// The function at an address in code that a process has generated.
+    fn generated_function(&mut self, process: ProcessId, address: u64) -> Functions {
+        if !self.options.this_boot {
+            return Functions::default();
+        }
+        let dumps = self.jitdumps.get(&process).map_or(&[][..], Vec::as_slice);
+        let generated = self.generated.entry(process).or_insert_with(|| Generated::of(process, dumps));
+        generated.name(address).map(|name| [(name.to_owned(), false)].into()).unwrap_or_default()
+    }
+
     fn look_up(&self, module: &Module, offset: u64) -> Functions {
+        if let Some(name) = module.vdso_function(offset) {
+            return [(name.to_owned(), false)].into();
+        }
         let Some(path) = module.path() else { return Functions::default() };
         let find = |symbolizer: &symbolize::Symbolizer, debug_syms| {
             let mut elf = Elf::new(path);
