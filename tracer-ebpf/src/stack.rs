@@ -68,6 +68,8 @@ pub enum Cut {
     RegisterLost = 8,
     /// The thread had no registers of user space.
     NoRegisters = 9,
+    /// An exception's handler is being entered: what the stack holds of its frames is overwritten.
+    Exception = 10,
 }
 
 /// A number that is no [`Cut`].
@@ -89,6 +91,7 @@ impl TryFrom<u8> for Cut {
             7 => Self::NoProgress,
             8 => Self::RegisterLost,
             9 => Self::NoRegisters,
+            10 => Self::Exception,
             other => return Err(UnknownCut(other)),
         })
     }

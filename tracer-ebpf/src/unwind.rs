@@ -98,6 +98,9 @@ pub mod rbp {
     pub const AT_RBP: u8 = 2;
     /// Nobody knows.
     pub const LOST: u8 = 3;
+    /// Added to one of these: the function leaves for an exception's handler (`__builtin_eh_return`). Before it does, it
+    /// writes the handler's registers over those that its frame holds, its return address too.
+    pub const LEAVES_FOR_HANDLER: u8 = 0x80;
 }
 
 /// How to go from a frame to its caller.

@@ -77,6 +77,8 @@ pub(crate) struct Walk {
     /// `pc` is a return address: the call is before it.
     is_return: u32,
     bp_lost: u32,
+    /// Frames since the leaf, or since what a signal has interrupted.
+    depth: u32,
     /// The last step went by frame pointers.
     by_frame_pointer: u32,
     pub(crate) kernel_frames: u32,
@@ -128,6 +130,7 @@ pub(crate) unsafe fn walk(
     walk.frame_pointer_steps = 0;
     walk.by_frame_pointer = 0;
     walk.bp_lost = 0;
+    walk.depth = 0;
     walk.is_return = 0;
     walk.returns = 0;
     walk.trampoline = 0;
@@ -326,6 +329,7 @@ fn step(walk: &mut Walk) -> Option<Cut> {
     let index = (walk.kernel_frames as usize).wrapping_add(walk.user_frames as usize);
     walk.words[opaque(index as u64) as usize & (WORDS - 1)] = pc;
     walk.user_frames = walk.user_frames.wrapping_add(1);
+    walk.depth = walk.depth.wrapping_add(1);
     let Some(mapping) = mapping else { return Some(Cut::Unmapped) };
     if mapping.kind == TABLE_PENDING {
         return Some(Cut::TablePending);
@@ -341,7 +345,12 @@ fn step(walk: &mut Walk) -> Option<Cut> {
 fn by_rule(walk: &mut Walk, rule: Rule, place: u64, is_leaf: bool) -> Option<Cut> {
     walk.by_frame_pointer = 0;
     let offset = i64::from(rule.cfa_offset) as u64;
-    let needs_bp = rule.cfa == cfa::RBP || rule.cfa == cfa::AT_RBP || rule.rbp == rbp::AT_RBP;
+    // It does so by itself or in a function that calls no other: further up the stack its frame is what it was.
+    if rule.rbp & rbp::LEAVES_FOR_HANDLER != 0 && walk.depth <= 2 {
+        return Some(Cut::Exception);
+    }
+    let rbp_rule = rule.rbp & !rbp::LEAVES_FOR_HANDLER;
+    let needs_bp = rule.cfa == cfa::RBP || rule.cfa == cfa::AT_RBP || rbp_rule == rbp::AT_RBP;
     if needs_bp && walk.bp_lost != 0 {
         return Some(Cut::RegisterLost);
     }
@@ -372,10 +381,10 @@ fn by_rule(walk: &mut Walk, rule: Rule, place: u64, is_leaf: bool) -> Option<Cut
     let Some([saved_bp, ra]) = read_user::<[u64; 2]>(cfa.wrapping_sub(16)) else {
         return Some(Cut::Unreadable);
     };
-    match rule.rbp {
+    match rbp_rule {
         rbp::AT_CFA if rule.rbp_offset == -16 => walk.bp = saved_bp,
         rbp::AT_CFA | rbp::AT_RBP => {
-            let base = if rule.rbp == rbp::AT_CFA { cfa } else { walk.bp };
+            let base = if rbp_rule == rbp::AT_CFA { cfa } else { walk.bp };
             let address = base.wrapping_add(i64::from(rule.rbp_offset) as u64);
             let Some(bp) = read_user::<u64>(address) else { return Some(Cut::Unreadable) };
             walk.bp = bp;
@@ -383,7 +392,7 @@ fn by_rule(walk: &mut Walk, rule: Rule, place: u64, is_leaf: bool) -> Option<Cut
         rbp::LOST => {}
         _ => return returned(walk, ra, cfa),
     }
-    walk.bp_lost = u32::from(rule.rbp == rbp::LOST);
+    walk.bp_lost = u32::from(rbp_rule == rbp::LOST);
     returned(walk, ra, cfa)
 }
 
@@ -417,6 +426,7 @@ fn interrupted(walk: &mut Walk) -> Option<Cut> {
     walk.bp = bp;
     walk.bp_lost = 0;
     walk.is_return = 0;
+    walk.depth = 0;
     None
 }
 

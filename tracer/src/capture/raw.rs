@@ -49,6 +49,7 @@ words!(StackCut {
     NoProgress = "no_progress",
     RegisterLost = "register_lost",
     NoRegisters = "no_registers",
+    Exception = "exception",
 });
 words!(Role {
     Step = "step",

@@ -290,11 +290,13 @@ pub enum StackCut {
     RegisterLost,
     /// The thread had no registers of user space.
     NoRegisters,
+    /// An exception's handler was being entered: what the stack held of its frames was overwritten.
+    Exception,
 }
 
 impl StackCut {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Depth,
         Self::Unmapped,
         Self::TablePending,
@@ -304,6 +306,7 @@ impl StackCut {
         Self::NoProgress,
         Self::RegisterLost,
         Self::NoRegisters,
+        Self::Exception,
     ];
 
     /// Its name in the ledger.
@@ -319,6 +322,7 @@ impl StackCut {
             Self::NoProgress => "stack_cut_no_progress",
             Self::RegisterLost => "stack_cut_register_lost",
             Self::NoRegisters => "stack_cut_no_registers",
+            Self::Exception => "stack_cut_exception",
         }
     }
 
@@ -335,6 +339,7 @@ impl StackCut {
             Self::NoProgress => "stack switched",
             Self::RegisterLost => "register lost",
             Self::NoRegisters => "no user registers",
+            Self::Exception => "exception being handled",
         }
     }
 }

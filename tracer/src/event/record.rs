@@ -289,6 +289,7 @@ fn cut_of(cut: Cut) -> Option<StackCut> {
         Cut::NoProgress => StackCut::NoProgress,
         Cut::RegisterLost => StackCut::RegisterLost,
         Cut::NoRegisters => StackCut::NoRegisters,
+        Cut::Exception => StackCut::Exception,
     })
 }
 

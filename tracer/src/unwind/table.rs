@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 
 use gimli::{BaseAddresses, CieOrFde, EhFrame, UnwindContext, UnwindSection as _};
-use tracer_abi::unwind::{PAGE_SHIFT, Rule};
+use tracer_abi::unwind::{PAGE_SHIFT, Rule, rbp};
 
-use super::rules::{NO_FUNCTION, Reader, SIGNAL, UNSUPPORTED, rule};
+use super::rules::{NO_FUNCTION, Reader, SIGNAL, UNSUPPORTED, leaves_for_handler, rule};
 
 /// What could not be used of a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -233,14 +233,18 @@ fn functions(
             rows.push((0, rules.number(SIGNAL)));
         } else {
             let encoding = fde.cie().encoding();
-            let mut is_whole = true;
+            let (mut is_whole, mut leaves) = (true, false);
             match fde.rows(section, bases, &mut context) {
                 Ok(mut table) => loop {
                     match table.next_row() {
                         Ok(Some(row)) => {
                             let at = row.start_address();
-                            let rule = rule(row, section, encoding);
+                            let mut rule = rule(row, section, encoding);
                             is_whole &= rule != UNSUPPORTED;
+                            leaves |= leaves_for_handler(row);
+                            if leaves {
+                                rule.rbp |= rbp::LEAVES_FOR_HANDLER;
+                            }
                             push(rows, first, at, begin, end, rules.number(rule));
                         }
                         Ok(None) => break,

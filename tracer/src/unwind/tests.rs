@@ -1,7 +1,7 @@
 use std::{fs, process::Command};
 
 use gimli::{BaseAddresses, EhFrame, LittleEndian, UnwindContext, UnwindSection as _};
-use object::{Object as _, ObjectSection as _};
+use object::{Object as _, ObjectSection as _, ObjectSymbol as _};
 use proptest::prelude::*;
 use tracer_abi::unwind::{Rule, cfa, rbp};
 
@@ -76,7 +76,8 @@ fn every_rule_is_the_one_that_the_file_says() {
             let expected = super::rules::rule(row, &eh_frame, encoding);
             let end = row.end_address().min(fde.end_address());
             for address in [row.start_address(), row.start_address().midpoint(end), end - 1] {
-                assert_eq!(table.rule(address), Some(&expected), "{address:#x}");
+                let found = table.rule(address).map(|rule| Rule { rbp: rule.rbp & !rbp::LEAVES_FOR_HANDLER, ..*rule });
+                assert_eq!(found, Some(expected), "{address:#x}");
             }
             seen += 1;
         }
@@ -157,6 +158,24 @@ fn the_kernels_trampoline_is_known_by_its_code() {
     assert_eq!(offset(18), Some((cfa::NONE, 0)));
     code[3] = 0x90;
     assert_eq!(trampoline(&code), None);
+}
+
+/// `_Unwind_RaiseException` and its like, in the library that C++ programs throw with.
+#[test]
+fn functions_that_leave_for_a_handler_are_known() {
+    let Ok(bytes) = fs::read("/usr/lib/x86_64-linux-gnu/libgcc_s.so.1") else {
+        println!("SKIP: no libgcc_s.so.1");
+        return;
+    };
+    let table = Image::parse(&bytes).unwrap().table().unwrap();
+    let file = object::File::parse(&*bytes).unwrap();
+    for symbol in file.dynamic_symbols().filter(|symbol| symbol.is_definition() && symbol.size() > 0) {
+        let name = symbol.name().unwrap();
+        let rules = (symbol.address()..symbol.address() + symbol.size()).filter_map(|at| table.rule(at));
+        let leaves = rules.into_iter().any(|rule| rule.rbp & rbp::LEAVES_FOR_HANDLER != 0);
+        let expected = ["_Unwind_RaiseException", "_Unwind_ForcedUnwind", "_Unwind_Resume", "_Unwind_Resume_or_Rethrow"];
+        assert_eq!(leaves, expected.contains(&name), "{name}");
+    }
 }
 
 #[test]

@@ -34,6 +34,9 @@ const THREADS_EVERY: Duration = Duration::from_millis(200);
 /// Also where asked for, since a thread may never get one.
 const THREADS_AT_MOST_EVERY: Duration = Duration::from_millis(10);
 
+/// How often mappings are published while tables are still being built.
+const PUBLISH_EVERY: Duration = Duration::from_millis(50);
+
 /// What to do.
 pub(super) enum Task {
     Scan { process: ProcessId, epoch: u32, files: Vec<FileMapping> },
@@ -66,6 +69,7 @@ struct Target {
     files: Vec<(FileMapping, Option<Key>)>,
     /// Not all of its files have been read.
     waits: bool,
+    published: Instant,
     python: Option<(Arc<Runtime>, ProcessMemory, u32)>,
     threads_looked_at: Option<Instant>,
 }
@@ -166,9 +170,11 @@ impl Worker {
             epoch,
             files: files.into_iter().map(|file| (key(&file), file)).map(|(key, file)| (file, key)).collect(),
             waits: false,
+            published: Instant::now(),
             python: None,
             threads_looked_at: None,
         };
+        let mut unknown = Vec::new();
         for (file, key) in &target.files {
             let Some(key) = key else { continue };
             // A table may have gone while nobody used it.
@@ -180,10 +186,13 @@ impl Worker {
             if !is_known {
                 target.waits = true;
                 if self.queued.insert(key.clone()) {
-                    self.queue.push_back((process, file.clone(), key.clone()));
+                    unknown.push((process, file.clone(), key.clone()));
                 }
             }
         }
+        // Small ones first: every stack goes through them.
+        unknown.sort_by_key(|(_, _, key)| if let Key::File { bytes, .. } = key { *bytes } else { 0 });
+        self.queue.extend(unknown);
         let before = self.targets.remove(&process.tgid);
         target.python = match before.filter(|before| (before.process, before.epoch) == (process, epoch)) {
             Some(Target { python: Some(python), .. }) => Some(python),
@@ -213,18 +222,16 @@ impl Worker {
         });
         self.build += cpu_time().saturating_sub(began);
         self.files.insert(key, known);
-        let ready: Vec<u32> = self
-            .targets
-            .iter()
-            .filter(|(_, target)| target.waits && self.is_ready(target))
-            .map(|(tgid, _)| *tgid)
-            .collect();
-        for tgid in ready {
-            if let Some(mut target) = self.targets.remove(&tgid) {
-                target.waits = false;
+        let waiting: Vec<u32> =
+            self.targets.iter().filter(|(_, target)| target.waits).map(|(tgid, _)| *tgid).collect();
+        for tgid in waiting {
+            let Some(mut target) = self.targets.remove(&tgid) else { continue };
+            target.waits = !self.is_ready(&target);
+            if !target.waits || target.published.elapsed() > PUBLISH_EVERY {
+                target.published = Instant::now();
                 self.publish(&target);
-                self.targets.insert(tgid, target);
             }
+            self.targets.insert(tgid, target);
         }
     }
 
