@@ -138,7 +138,8 @@ fn run(options: &Options) -> Result<()> {
     let real_libs = options.real_libs.as_deref();
     let mut machine = Machine::look()?;
     if options.stacks {
-        let outcome = stacks::run(real_libs, rounds, Duration::from_secs(window)).context("cost of stacks")?;
+        let outcome =
+            stacks::run(real_libs, rounds, Duration::from_secs(window)).context("cost of stacks")?;
         machine.load_after = load()?;
         progress("");
         println!("{}\n\n{}", machine.text(options.quick), outcome.text());

@@ -23,8 +23,7 @@ use tracer_tests::{
 };
 
 use crate::{
-    MEMORY,
-    clock,
+    MEMORY, clock,
     part::Part,
     recorder::Recorder,
     server::{Running, Server, Window},
@@ -200,7 +199,9 @@ fn by_tracer(deep: &Deep, samples: &mut Samples, window: Duration) -> Result<()>
     session.stop(&mut events);
     let frames: std::collections::HashMap<StackId, usize> = events
         .iter()
-        .filter_map(|event| if let Event::Stack(stack) = event { Some((stack.id, stack.user.len())) } else { None })
+        .filter_map(
+            |event| if let Event::Stack(stack) = event { Some((stack.id, stack.user.len())) } else { None },
+        )
         .collect();
     let depths: Vec<usize> = events
         .iter()
@@ -243,19 +244,29 @@ fn by_perf(deep: &Deep, samples: &mut Samples, folder: &Path, window: Duration) 
     command.args(["record", "-e", "cpu-clock", "-F", &HZ.to_string(), "--call-graph", "dwarf", "-p"]);
     command.arg(deep.0.id().to_string()).arg("-o").arg(&data).stderr(Stdio::piped());
     let mut perf = Running(command.spawn().context("running perf (apt-get install linux-perf)")?);
-    std::thread::sleep(window);
+    let size = || fs::metadata(&data).map_or(0, |metadata| metadata.len());
+    // From when it writes: how it starts is none of a sample's cost.
+    let patience = Instant::now() + Duration::from_secs(30);
+    while size() < 1 << 20 {
+        ensure!(Instant::now() < patience, "perf records nothing");
+        std::thread::sleep(Duration::from_millis(5));
+    }
     let cpu = clock::process_clock(perf.0.id())?;
-    let cpu_ns = clock::cpu_ns(cpu)?;
+    let begin = (clock::cpu_ns(cpu)?, size());
+    std::thread::sleep(window);
+    let end = (clock::cpu_ns(cpu)?, size());
     // SAFETY: a plain system call; the child has not been waited for.
     unsafe { libc::kill(perf.0.id().cast_signed(), libc::SIGINT) };
     let stderr = perf.0.stderr.take().context("no stderr")?;
     let said: Vec<String> = BufReader::new(stderr).lines().collect::<std::io::Result<_>>()?;
     perf.0.wait()?;
     let text = said.join(" ");
-    let count = text.split('(').nth(1).and_then(|rest| rest.split(' ').next()).and_then(|count| count.parse().ok());
+    let count =
+        text.split('(').nth(1).and_then(|rest| rest.split(' ').next()).and_then(|count| count.parse().ok());
     let count: f64 = count.with_context(|| format!("perf says {text:?}"))?;
-    samples.recorder_ns.push(cpu_ns as f64 / count);
-    samples.bytes.push(fs::metadata(&data)?.len() as f64 / count);
+    let bytes = size() as f64 / count;
+    samples.recorder_ns.push((end.0 - begin.0) as f64 / ((end.1 - begin.1) as f64 / bytes));
+    samples.bytes.push(bytes);
     Ok(())
 }
 
@@ -298,7 +309,8 @@ struct SampleProgram(PathBuf);
 impl SampleProgram {
     fn find() -> Result<Self> {
         // BPF_PROG_TYPE_PERF_EVENT
-        let is_it = |path: &PathBuf| fs::read_to_string(path).is_ok_and(|text| text.contains("prog_type:\t7\n"));
+        let is_it =
+            |path: &PathBuf| fs::read_to_string(path).is_ok_and(|text| text.contains("prog_type:\t7\n"));
         let entries = fs::read_dir("/proc/self/fdinfo")?.flatten().map(|entry| entry.path());
         Ok(Self(entries.into_iter().find(is_it).context("no sampling program")?))
     }
@@ -396,7 +408,12 @@ fn median(values: &[f64]) -> String {
 
 impl Outcome {
     pub(crate) fn text(&self) -> String {
-        format!("{}\n{}\n{}", self.samples(), self.built.text(TABLES, |built| tables(built).to_string()), self.sampled())
+        format!(
+            "{}\n{}\n{}",
+            self.samples(),
+            self.built.text(TABLES, |built| tables(built).to_string()),
+            self.sampled()
+        )
     }
 
     fn samples(&self) -> Table {
@@ -422,7 +439,8 @@ impl Outcome {
         let mut header = vec!["samples per second and CPU"];
         header.extend(judged("speed ÷ speed without samples"));
         header.push("server CPU per token ÷ without");
-        let mut table = Table::new("The stand-in server, CPU-bound, recorded with and without samples", &header);
+        let mut table =
+            Table::new("The stand-in server, CPU-bound, recorded with and without samples", &header);
         for (index, rate) in RATES.into_iter().enumerate().skip(1) {
             let ratios = |of: fn(&Window) -> f64| {
                 let each = self.sampled.windows.iter().map(|windows| of(&windows[index]) / of(&windows[0]));

@@ -60,9 +60,11 @@ fn perf() -> Result<()> {
     let cpp = programs.path("stacks");
     let rust = programs.path("stacks-rust");
     let python = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernel/fixtures/stacks.py");
-    for (what, program, script) in
-        [("C++", cpp, None), ("Rust", rust, None), ("CPython", PathBuf::from("/usr/bin/python3"), Some(python))]
-    {
+    for (what, program, script) in [
+        ("C++", cpp, None),
+        ("Rust", rust, None),
+        ("CPython", PathBuf::from("/usr/bin/python3"), Some(python)),
+    ] {
         let mut command = Command::new(program);
         command.args(script).args(["deep", "600000"]);
         compare(what, &mut command)?;
@@ -103,7 +105,12 @@ fn compare(what: &str, command: &mut Command) -> Result<()> {
     let theirs = names.theirs(&script(&data, running.pid())?);
     drop(running);
     println!("{}", table(what, &ours, &theirs));
-    ensure!(ours.whole as f64 >= 0.99 * ours.samples as f64, "{what}: {} of {} whole", ours.whole, ours.samples);
+    ensure!(
+        ours.whole as f64 >= 0.99 * ours.samples as f64,
+        "{what}: {} of {} whole",
+        ours.whole,
+        ours.samples
+    );
     for name in heaviest(&ours) {
         let (own, their) = (ours.percent(&name), theirs.percent(&name));
         ensure!((own - their).abs() <= POINTS, "{what}: {name} has {own:.1} % here and {their:.1} % there");
@@ -129,7 +136,10 @@ fn script(data: &Path, pid: u32) -> Result<Vec<Vec<Place>>> {
     };
     let stack = |text: &str| {
         let lines = text.lines().filter(|line| line.starts_with([' ', '\t']));
-        lines.filter_map(place).filter(|(file, _)| !file.starts_with("[kernel") && !file.starts_with("[guest")).collect()
+        lines
+            .filter_map(place)
+            .filter(|(file, _)| !file.starts_with("[kernel") && !file.starts_with("[guest"))
+            .collect()
     };
     Ok(text.split("\n\n").map(stack).collect())
 }

@@ -11,8 +11,11 @@ use crate::{
     stacks::{Recorded, Seen, record, samples_only},
 };
 
-pub(crate) const TESTS: &[(&str, Test)] =
-    &[("python::frames", frames), ("python::off_cpu", off_cpu), ("python::other_versions_are_refused", refused)];
+pub(crate) const TESTS: &[(&str, Test)] = &[
+    ("python::frames", frames),
+    ("python::off_cpu", off_cpu),
+    ("python::other_versions_are_refused", refused),
+];
 
 /// Interpreters of every version that is on this machine.
 fn interpreters(versions: &[&str]) -> Vec<(String, String)> {
@@ -21,7 +24,8 @@ fn interpreters(versions: &[&str]) -> Vec<(String, String)> {
         .filter_map(|name| {
             // The real file: a shim would become it only later.
             let asks = "import sys, os; print(sys.version.split()[0], os.path.realpath(sys.executable))";
-            let output = Command::new(&name).args(["-c", asks]).env("PYENV_VERSION", pyenv(&name)).output().ok()?;
+            let output =
+                Command::new(&name).args(["-c", asks]).env("PYENV_VERSION", pyenv(&name)).output().ok()?;
             let text = String::from_utf8(output.stdout).ok().filter(|_| output.status.success())?;
             text.trim().split_once(' ').map(|(version, path)| (version.to_owned(), path.to_owned()))
         })
@@ -56,7 +60,9 @@ fn check(version: &str, recorded: &Recorded) -> Result<()> {
     let [merged, mismatched, unknown] =
         ["python_stacks_merged", "python_stacks_mismatched", "python_stacks_of_unknown_threads"]
             .map(|name| recorded.count(name));
-    println!("  {version}: {merged} merged, {mismatched} not, {unknown} of unknown threads; {leaves} in leaves");
+    println!(
+        "  {version}: {merged} merged, {mismatched} not, {unknown} of unknown threads; {leaves} in leaves"
+    );
     ensure!(leaves > 50, "{version}: {leaves} samples in leaves");
     for seen in recorded.stacks.iter().filter(|seen| at_leaf(seen)) {
         let functions = functions(seen);
@@ -67,7 +73,11 @@ fn check(version: &str, recorded: &Recorded) -> Result<()> {
         let place = |name: &str| seen.names.iter().position(|one| one == name).unwrap_or(0);
         let (middle, key) = (place("middle (stacks.py)"), place("Keys.key (stacks.py)"));
         ensure!(key > middle + 6, "{version}: no C between the functions: {:?}", seen.names);
-        ensure!(!seen.names.iter().any(|name| name == "_PyEval_EvalFrameDefault"), "{version}: {:?}", seen.names);
+        ensure!(
+            !seen.names.iter().any(|name| name == "_PyEval_EvalFrameDefault"),
+            "{version}: {:?}",
+            seen.names
+        );
     }
     let all = (merged + mismatched + unknown) as f64;
     ensure!(merged as f64 >= 0.99 * all, "{version}: {merged} of {all} merged");
@@ -92,7 +102,9 @@ fn off_cpu() -> Result<()> {
     for (version, path) in found {
         let options = Options { sched: true, ..samples_only(0) };
         let recorded = run(&path, options, "1000")?;
-        let waits = |seen: &Seen| seen.has("work (stacks.py)") && seen.names.last().is_some_and(|n| n.ends_with("_[k]"));
+        let waits = |seen: &Seen| {
+            seen.has("work (stacks.py)") && seen.names.last().is_some_and(|n| n.ends_with("_[k]"))
+        };
         println!("  {version}: {} waits below work", recorded.samples(waits));
         ensure!(recorded.samples(waits) > 20, "{version}: {} waits below work", recorded.samples(waits));
     }

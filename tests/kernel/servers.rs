@@ -173,7 +173,17 @@ fn endpoint_in_the_flame_graph() -> Result<()> {
     let output = tempfile::tempdir()?;
     let (capture, folded) = (output.path().join("capture"), output.path().join("cpu.folded"));
     let mut recorder = faults::tracer()?
-        .args(["record", "--quiet", "--sample-hz", "997", "--duration", "6s", "--pid", &server.0.id().to_string(), "-o"])
+        .args([
+            "record",
+            "--quiet",
+            "--sample-hz",
+            "997",
+            "--duration",
+            "6s",
+            "--pid",
+            &server.0.id().to_string(),
+            "-o",
+        ])
         .arg(&capture)
         .stdout(Stdio::null())
         .spawn()?;
@@ -198,7 +208,9 @@ fn endpoint_in_the_flame_graph() -> Result<()> {
     // The event loop calls the framework, which calls the endpoint.
     let endpoint = share(&|stack| {
         let chain = ["BaseEventLoop._run_once (base_events.py)", "completions (app.py)"];
-        let [Some(event_loop), Some(endpoint)] = chain.map(|name| position(stack, name)) else { return false };
+        let [Some(event_loop), Some(endpoint)] = chain.map(|name| position(stack, name)) else {
+            return false;
+        };
         event_loop + 3 < endpoint
     });
     let tokens = share(&|stack| stack.iter().any(|frame| frame.ends_with("events (app.py)")));

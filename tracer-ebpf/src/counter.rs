@@ -92,11 +92,7 @@ impl Counter {
     pub const fn is_loss(self) -> bool {
         !matches!(
             self,
-            Self::VitalWritten
-                | Self::BulkWritten
-                | Self::CallUnwound
-                | Self::SocketTls
-                | Self::SocketHttp2
+            Self::VitalWritten | Self::BulkWritten | Self::CallUnwound | Self::SocketTls | Self::SocketHttp2
         )
     }
 }

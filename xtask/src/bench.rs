@@ -38,9 +38,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     } else {
         setup::run()?;
         run_command(build.env("TRACER_EBPF", "require"))?;
-        for (what, brought) in
-            [("NVIDIA's driver", real_libs::fetch_driver()), ("bpftrace", setup::bring("bpftrace", "bpftrace")), ("perf", setup::bring("perf", "linux-perf"))]
-        {
+        for (what, brought) in [
+            ("NVIDIA's driver", real_libs::fetch_driver()),
+            ("bpftrace", setup::bring("bpftrace", "bpftrace")),
+            ("perf", setup::bring("perf", "linux-perf")),
+        ] {
             if let Err(error) = brought {
                 eprintln!("bench: nothing will be compared with {what}: {error:#}");
             }

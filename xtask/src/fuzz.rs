@@ -8,8 +8,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 const VERSION: &str = "0.13.2";
-const TARGETS: [&str; 7] =
-    ["record", "http", "library", "unwind", "generated", "profile", "capture"];
+const TARGETS: [&str; 7] = ["record", "http", "library", "unwind", "generated", "profile", "capture"];
 
 #[derive(Args)]
 pub(crate) struct Options {

@@ -27,7 +27,9 @@ fn record(ctx: &PerfEventContext) {
     // SAFETY: `ctx` is this program's context; the low two bits of cs are the privilege level.
     let kernel_mode = unsafe { (*ctx.ctx).regs.cs } & 3 == 0;
     // SAFETY: `ctx` is the context of this program.
-    let Some(walk) = (unsafe { unwind::walk(ctx.as_ptr(), unwind::SAMPLE, kernel_mode, (&target, tgid, tid)) }) else {
+    let Some(walk) =
+        (unsafe { unwind::walk(ctx.as_ptr(), unwind::SAMPLE, kernel_mode, (&target, tgid, tid)) })
+    else {
         return;
     };
     let head = walk.head;

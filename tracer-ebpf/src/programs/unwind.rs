@@ -38,10 +38,8 @@ static PAGES: Array<u64> = Array::with_max_entries(MAX_PAGES, 0);
 #[map]
 static RULES: Array<Rule> = Array::with_max_entries(MAX_RULES, 0);
 #[btf_map]
-static ROWS: btf_maps::ArrayOfMaps<
-    btf_maps::Array<u32, { CHUNK_ROWS as usize }>,
-    { MAX_CHUNKS as usize },
-> = btf_maps::ArrayOfMaps::new();
+static ROWS: btf_maps::ArrayOfMaps<btf_maps::Array<u32, { CHUNK_ROWS as usize }>, { MAX_CHUNKS as usize }> =
+    btf_maps::ArrayOfMaps::new();
 #[map]
 static WALKS: PerCpuArray<Walk> = PerCpuArray::with_max_entries(2, 0);
 
@@ -364,7 +362,9 @@ fn by_rule(walk: &mut Walk, rule: Rule, place: u64, is_leaf: bool) -> Option<Cut
         cfa::END => return Some(Cut::None),
         cfa::AT_RBP | cfa::AT_RSP => {
             let base = if rule.cfa == cfa::AT_RBP { walk.bp } else { walk.sp };
-            let Some(word) = read_user::<u64>(base.wrapping_add(offset)) else { return Some(Cut::Unreadable) };
+            let Some(word) = read_user::<u64>(base.wrapping_add(offset)) else {
+                return Some(Cut::Unreadable);
+            };
             word.wrapping_add(i64::from(rule.cfa_offset2) as u64)
         }
         cfa::SIGNAL => return interrupted(walk),

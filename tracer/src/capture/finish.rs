@@ -17,8 +17,8 @@ use super::table::TableFile;
 use crate::clock::{ClockQuality, DeviceClock};
 use crate::event::mark;
 use crate::event::{
-    Call, Code, Event, GpuProcess, GpuSample, HostClock, HttpBegin, HttpEnd, HttpSend, HttpWire, Mapping, Point,
-    Process, ProcessId, Sample, Sched, Stack, Xid,
+    Call, Code, Event, GpuProcess, GpuSample, HostClock, HttpBegin, HttpEnd, HttpSend, HttpWire, Mapping,
+    Point, Process, ProcessId, Sample, Sched, Stack, Xid,
 };
 use crate::symbol::{self, SymbolFrame, Symbolizer};
 use crate::timeline::budget::{Budget, Budgets};

@@ -8,9 +8,9 @@ use tracer_abi::mark::{ClockReading, Slot};
 use super::column::{Columns, Item, columns, via, words};
 use crate::event::mark::{self, AttrValue, Mark};
 use crate::event::{
-    Call, CallEnd, Code, Event, Frame, GpuProcess, GpuSample, HostClock, HttpBegin, HttpEnd, HttpFinish, HttpSend,
-    HttpWire, Mapping, MarkEvent, Origin, Point, Process, ProcessAction, ProcessId, Role, Sample, Sched,
-    Stack, StackCut, StackId, Xid,
+    Call, CallEnd, Code, Event, Frame, GpuProcess, GpuSample, HostClock, HttpBegin, HttpEnd, HttpFinish,
+    HttpSend, HttpWire, Mapping, MarkEvent, Origin, Point, Process, ProcessAction, ProcessId, Role, Sample,
+    Sched, Stack, StackCut, StackId, Xid,
 };
 use crate::timeline::tables::LedgerRow;
 

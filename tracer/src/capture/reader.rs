@@ -16,8 +16,8 @@ use super::stream;
 use super::torn::StreamBatches;
 use crate::event::mark;
 use crate::event::{
-    Call, Code, Event, GpuProcess, GpuSample, HostClock, HttpBegin, HttpEnd, HttpSend, HttpWire, Mapping, Point,
-    Process, Sample, Sched, Stack, Xid,
+    Call, Code, Event, GpuProcess, GpuSample, HostClock, HttpBegin, HttpEnd, HttpSend, HttpWire, Mapping,
+    Point, Process, Sample, Sched, Stack, Xid,
 };
 
 /// A raw table that ends before its last byte: the recorder was killed, or the disk was full or damaged.

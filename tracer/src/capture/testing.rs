@@ -213,8 +213,11 @@ fn definition() -> impl Strategy<Value = Event> {
         Just(ProcessAction::Exit)
     ];
     let cut = prop::option::of(prop::sample::select(&StackCut::ALL[..]));
-    let frame = any::<(Option<u32>, Option<u32>, u64)>()
-        .prop_map(|(mapping, code, offset)| Frame { mapping, code, offset });
+    let frame = any::<(Option<u32>, Option<u32>, u64)>().prop_map(|(mapping, code, offset)| Frame {
+        mapping,
+        code,
+        offset,
+    });
     let addresses = prop::collection::vec(any::<u64>(), 0..5);
     let frames = prop::collection::vec(frame, 0..5);
     prop_oneof![

@@ -8,7 +8,8 @@ use thiserror::Error;
 use tracer_abi::{
     Header, Kind, call, mark, process, sample, sched, socket,
     stack::{
-        Cut, PYTHON_CODE, PYTHON_DEPTH, PYTHON_ENTRY, PYTHON_NO_THREAD, PYTHON_UNREADABLE, STACK_WORDS, StackHead,
+        Cut, PYTHON_CODE, PYTHON_DEPTH, PYTHON_ENTRY, PYTHON_NO_THREAD, PYTHON_UNREADABLE, STACK_WORDS,
+        StackHead,
     },
 };
 
@@ -245,8 +246,7 @@ fn process_of(record: &tracer_abi::Process, origin: Origin) -> Result<Record, Re
 }
 
 fn stack(bytes: &[u8], at: usize, head: StackHead) -> Result<RawStack, RecordError> {
-    let [kernel, user, python] =
-        [head.kernel_frames, head.user_frames, head.python_frames].map(usize::from);
+    let [kernel, user, python] = [head.kernel_frames, head.user_frames, head.python_frames].map(usize::from);
     let count = (kernel + user + 2 * python).min(STACK_WORDS);
     let (words, _) = slice(bytes, at, 8 * count)?.as_chunks::<8>();
     let mut words = words.iter().map(|word| u64::from_ne_bytes(*word));

@@ -265,7 +265,13 @@ mod tests {
         assert_eq!(merged(&raw, true), (Merge::Whole, vec![5, -1, -2, 6, -3, 7]));
         // Where a frame of its own marks the entry, it is no function.
         let raw = RawStack {
-            python: vec![python(1, false), python(2, false), python(9, true), python(3, false), python(9, true)],
+            python: vec![
+                python(1, false),
+                python(2, false),
+                python(9, true),
+                python(3, false),
+                python(9, true),
+            ],
             ..raw
         };
         assert_eq!(merged(&raw, false), (Merge::Whole, vec![5, -1, -2, 6, -3, 7]));
@@ -279,8 +285,14 @@ mod tests {
         let raw = RawStack { user: user.clone(), python: frames, ..RawStack::default() };
         assert_eq!(merged(&raw, true), (Merge::Whole, vec![-1, 6, 2001, -2, 2001, -3, 2001, 7, -4, 8]));
         // Where entries have frames of their own, those of waiting generators are none.
-        let frames =
-            vec![python(1, false), python(9, true), python(2, false), python(3, false), python(4, false), python(9, true)];
+        let frames = vec![
+            python(1, false),
+            python(9, true),
+            python(2, false),
+            python(3, false),
+            python(4, false),
+            python(9, true),
+        ];
         let raw = RawStack { user, python: frames, ..RawStack::default() };
         assert_eq!(merged(&raw, false), (Merge::Whole, vec![-1, 6, 2001, 2001, 2001, 7, -2, -3, -4, 8]));
     }
@@ -311,7 +323,8 @@ mod tests {
         assert_eq!(merged(&deep, true), (Merge::Part, vec![5, -1, 6, -2, 1002, 7]));
         let unknown = RawStack { python_state: PythonState::NoThread, python: Vec::new(), ..raw };
         assert_eq!(merged(&unknown, true), (Merge::NoThread, vec![5, 1001, 6, 1002, 7]));
-        let no_python = RawStack { user: vec![5, 7], python_state: PythonState::NoThread, ..RawStack::default() };
+        let no_python =
+            RawStack { user: vec![5, 7], python_state: PythonState::NoThread, ..RawStack::default() };
         assert_eq!(merged(&no_python, true), (Merge::None, vec![5, 7]));
     }
 

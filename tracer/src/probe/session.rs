@@ -385,31 +385,29 @@ impl Session {
     fn release(&mut self, drained_ns: u64, out: &mut Vec<Event>) {
         let Self { sorter, stacks, attacher, kernel, http, .. } = self;
         let (mut is_held, mut http_tokens, mut ports) = (false, 0, HashSet::new());
-        sorter.release(drained_ns, |pending| {
-            match pending {
-                Pending::Ready(event) => out.push(event),
-                Pending::Record(Record::Call(event)) => out.push(Event::Call(event)),
-                Pending::Record(Record::Mark(event)) => out.push(Event::Mark(event)),
-                Pending::Record(Record::Process(event)) => out.push(Event::Process(event)),
-                Pending::Record(Record::Socket(io)) => {
-                    let before = out.len();
-                    is_held |= http.feed(&io, out);
-                    for event in &out[before..] {
-                        match event {
-                            Event::HttpSend(send) => http_tokens += u64::from(send.tokens),
-                            Event::HttpBegin(begin) => _ = ports.insert(begin.local_port),
-                            _ => {}
-                        }
+        sorter.release(drained_ns, |pending| match pending {
+            Pending::Ready(event) => out.push(event),
+            Pending::Record(Record::Call(event)) => out.push(Event::Call(event)),
+            Pending::Record(Record::Mark(event)) => out.push(Event::Mark(event)),
+            Pending::Record(Record::Process(event)) => out.push(Event::Process(event)),
+            Pending::Record(Record::Socket(io)) => {
+                let before = out.len();
+                is_held |= http.feed(&io, out);
+                for event in &out[before..] {
+                    match event {
+                        Event::HttpSend(send) => http_tokens += u64::from(send.tokens),
+                        Event::HttpBegin(begin) => _ = ports.insert(begin.local_port),
+                        _ => {}
                     }
                 }
-                Pending::Record(Record::Sched(mut event, raw)) => {
-                    event.stack = stacks.intern(&event.origin, raw, attacher, &mut kernel.unwinder, out);
-                    out.push(Event::Sched(event));
-                }
-                Pending::Record(Record::Sample(mut event, raw)) => {
-                    event.stack = stacks.intern(&event.origin, raw, attacher, &mut kernel.unwinder, out);
-                    out.push(Event::Sample(event));
-                }
+            }
+            Pending::Record(Record::Sched(mut event, raw)) => {
+                event.stack = stacks.intern(&event.origin, raw, attacher, &mut kernel.unwinder, out);
+                out.push(Event::Sched(event));
+            }
+            Pending::Record(Record::Sample(mut event, raw)) => {
+                event.stack = stacks.intern(&event.origin, raw, attacher, &mut kernel.unwinder, out);
+                out.push(Event::Sample(event));
             }
         });
         self.http_tokens += http_tokens;

@@ -91,12 +91,7 @@ impl Stacks {
     }
 
     /// The stack with its Python frames, if its process runs a Python that is known.
-    fn python(
-        &mut self,
-        process: ProcessId,
-        raw: &RawStack,
-        unwinder: &mut Unwinder,
-    ) -> Option<Vec<Merged>> {
+    fn python(&mut self, process: ProcessId, raw: &RawStack, unwinder: &mut Unwinder) -> Option<Vec<Merged>> {
         let runtime = unwinder.python(process)?;
         let is_known = self.pythons.get(&process).is_some_and(|known| Arc::ptr_eq(&known.runtime, &runtime));
         if !is_known {
@@ -144,8 +139,7 @@ impl Stacks {
         let Python { runtime, memory, codes } = python;
         let next = &mut self.next_code;
         let known = codes.entry((frame.code, frame.first_line)).or_insert_with(|| {
-            let code =
-                python::Code::read(memory, &runtime.offsets, frame.code, frame.first_line).ok()?;
+            let code = python::Code::read(memory, &runtime.offsets, frame.code, frame.first_line).ok()?;
             let id = *next;
             *next += 1;
             out.push(Event::Code(Code {

@@ -105,7 +105,8 @@ impl Runtime {
     /// What code at an address in the process has to do with Python frames.
     #[must_use]
     pub fn runs(&self, address: u64) -> Runs {
-        let holds = |ranges: &[(u64, u64)]| ranges.iter().any(|(begin, end)| (*begin..*end).contains(&address));
+        let holds =
+            |ranges: &[(u64, u64)]| ranges.iter().any(|(begin, end)| (*begin..*end).contains(&address));
         match () {
             () if holds(&self.evaluates) => Runs::Code,
             () if holds(&self.throws) => Runs::Throw,

@@ -62,8 +62,11 @@ impl Versions {
     #[must_use]
     #[expect(clippy::expect_used, reason = "the files are part of the program")]
     pub fn builtin() -> Self {
-        let files =
-            [include_str!("versions/3.11.toml"), include_str!("versions/3.12.toml"), include_str!("versions/3.13.toml")];
+        let files = [
+            include_str!("versions/3.11.toml"),
+            include_str!("versions/3.12.toml"),
+            include_str!("versions/3.13.toml"),
+        ];
         Self(files.iter().map(|text| toml::from_str(text).expect("a file of versions/ is wrong")).collect())
     }
 

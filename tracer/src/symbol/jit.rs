@@ -81,7 +81,8 @@ impl Generated {
                     names.insert(index, name.into_owned());
                 }
             } else if kind == MOVE
-                && let [Some(begin), Some(bytes), Some(index)] = [40, 48, 56].map(|offset| long(record, offset))
+                && let [Some(begin), Some(bytes), Some(index)] =
+                    [40, 48, 56].map(|offset| long(record, offset))
                 && let Some(name) = names.get(&index)
             {
                 self.add(begin, bytes, &name.clone());
@@ -94,7 +95,9 @@ impl Generated {
     }
 
     fn add(&mut self, begin: u64, bytes: u64, name: &str) {
-        let (Some(end), false) = (begin.checked_add(bytes), name.trim().is_empty() || bytes == 0) else { return };
+        let (Some(end), false) = (begin.checked_add(bytes), name.trim().is_empty() || bytes == 0) else {
+            return;
+        };
         // What was there is gone.
         while let Some((&before, &(its_end, _))) = self.functions.range(..end).next_back() {
             if its_end <= begin {
@@ -164,8 +167,11 @@ mod tests {
     #[test]
     fn a_perf_map_names_addresses() {
         let mut generated = Generated::default();
-        generated.add_map("1000 20 py::main:/srv/app.py\n1020 10 Lazy Function\nnonsense\n2000 0 empty\n0x3000 8 hex\n");
-        let names: Vec<_> = [0xfff, 0x1000, 0x101f, 0x1020, 0x1030, 0x2000, 0x3007].map(|a| generated.name(a)).to_vec();
+        generated.add_map(
+            "1000 20 py::main:/srv/app.py\n1020 10 Lazy Function\nnonsense\n2000 0 empty\n0x3000 8 hex\n",
+        );
+        let names: Vec<_> =
+            [0xfff, 0x1000, 0x101f, 0x1020, 0x1030, 0x2000, 0x3007].map(|a| generated.name(a)).to_vec();
         let main = Some("py::main:/srv/app.py");
         assert_eq!(names, [None, main, main, Some("Lazy Function"), None, None, Some("hex")]);
         // Collected, and something else in its place.

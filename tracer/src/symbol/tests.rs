@@ -45,7 +45,15 @@ fn symbolizer(mappings: impl IntoIterator<Item = Mapping>) -> Symbolizer {
 fn stack(kernel: &[u64], user: &[(Option<u32>, u64)]) -> Stack {
     let user = user.iter().map(|&(mapping, offset)| Frame { mapping, code: None, offset }).collect();
     let process = own_process();
-    Stack { id: StackId(9), time_ns: 0, process, kernel: kernel.into(), user, cut: None, frame_pointer_steps: 0 }
+    Stack {
+        id: StackId(9),
+        time_ns: 0,
+        process,
+        kernel: kernel.into(),
+        user,
+        cut: None,
+        frame_pointer_steps: 0,
+    }
 }
 
 /// A small program to look names up in.

@@ -1,8 +1,8 @@
 //! One row of call frame information → one [`Rule`].
 
 use gimli::{
-    CfaRule, EhFrame, Encoding, EndianSlice, LittleEndian, Operation, Register, RegisterRule, UnwindExpression,
-    UnwindTableRow,
+    CfaRule, EhFrame, Encoding, EndianSlice, LittleEndian, Operation, Register, RegisterRule,
+    UnwindExpression, UnwindTableRow,
 };
 use tracer_abi::unwind::{Rule, cfa, rbp};
 
@@ -56,7 +56,9 @@ pub(super) fn rule(row: &UnwindTableRow<usize>, section: &EhFrame<Reader<'_>>, e
 /// Whether the function keeps rax and rdx for its caller, which only one that leaves for an exception's handler does: it
 /// hands over what was thrown in them.
 pub(super) fn leaves_for_handler(row: &UnwindTableRow<usize>) -> bool {
-    [Register(0), Register(1)].iter().all(|register| matches!(row.register(*register), Some(RegisterRule::Offset(_))))
+    [Register(0), Register(1)]
+        .iter()
+        .all(|register| matches!(row.register(*register), Some(RegisterRule::Offset(_))))
 }
 
 fn by_register(register: Register, offset: i64) -> Option<Rule> {

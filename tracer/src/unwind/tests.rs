@@ -76,7 +76,9 @@ fn every_rule_is_the_one_that_the_file_says() {
             let expected = super::rules::rule(row, &eh_frame, encoding);
             let end = row.end_address().min(fde.end_address());
             for address in [row.start_address(), row.start_address().midpoint(end), end - 1] {
-                let found = table.rule(address).map(|rule| Rule { rbp: rule.rbp & !rbp::LEAVES_FOR_HANDLER, ..*rule });
+                let found = table
+                    .rule(address)
+                    .map(|rule| Rule { rbp: rule.rbp & !rbp::LEAVES_FOR_HANDLER, ..*rule });
                 assert_eq!(found, Some(expected), "{address:#x}");
             }
             seen += 1;
@@ -146,7 +148,9 @@ fn only_executable_segments_count() {
 
 #[test]
 fn the_kernels_trampoline_is_known_by_its_code() {
-    let mut code = vec![0x51, 0x41, 0x53, 0x50, 0x48, 0xc7, 0xc0, 0x50, 1, 0, 0, 0x0f, 0x05, 0x58, 0x41, 0x5b, 0x59, 0xc3];
+    let mut code = vec![
+        0x51, 0x41, 0x53, 0x50, 0x48, 0xc7, 0xc0, 0x50, 1, 0, 0, 0x0f, 0x05, 0x58, 0x41, 0x5b, 0x59, 0xc3,
+    ];
     code.resize(4096, 0xcc);
     let table = trampoline(&code).unwrap();
     check(&table);
@@ -173,7 +177,8 @@ fn functions_that_leave_for_a_handler_are_known() {
         let name = symbol.name().unwrap();
         let rules = (symbol.address()..symbol.address() + symbol.size()).filter_map(|at| table.rule(at));
         let leaves = rules.into_iter().any(|rule| rule.rbp & rbp::LEAVES_FOR_HANDLER != 0);
-        let expected = ["_Unwind_RaiseException", "_Unwind_ForcedUnwind", "_Unwind_Resume", "_Unwind_Resume_or_Rethrow"];
+        let expected =
+            ["_Unwind_RaiseException", "_Unwind_ForcedUnwind", "_Unwind_Resume", "_Unwind_Resume_or_Rethrow"];
         assert_eq!(leaves, expected.contains(&name), "{name}");
     }
 }

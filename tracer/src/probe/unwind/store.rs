@@ -17,8 +17,8 @@ use aya::{
 use tracer_abi::{
     maps,
     unwind::{
-        CHUNK_ROWS, MAX_CHUNKS, MAX_MAPPINGS, MAX_PAGES, MAX_PYTHONS, MAX_RULES, Mapping, PythonOffsets, Rule,
-        Space, cfa, page,
+        CHUNK_ROWS, MAX_CHUNKS, MAX_MAPPINGS, MAX_PAGES, MAX_PYTHONS, MAX_RULES, Mapping, PythonOffsets,
+        Rule, Space, cfa, page,
     },
 };
 
@@ -54,8 +54,8 @@ impl Maps {
         let (pages, rules) = (array(maps::PAGES)?, array(maps::RULES)?);
         let (mappings, pythons) = (array(maps::MAPPINGS)?, array(maps::PYTHONS)?);
         let rows = ebpf.take_map(maps::ROWS).ok_or(ProbeError::Absent { what: "map", name: maps::ROWS })?;
-        let rows = ArrayOfMaps::try_from(rows)
-            .map_err(|source| ProbeError::Map { name: maps::ROWS, source })?;
+        let rows =
+            ArrayOfMaps::try_from(rows).map_err(|source| ProbeError::Map { name: maps::ROWS, source })?;
         Ok(Self {
             rows,
             pages,
@@ -384,7 +384,8 @@ impl Store {
     }
 
     fn entry(&self, wanted: &Wanted, space: u32) -> Mapping {
-        let bare = Mapping { begin: wanted.begin, end: wanted.end, space, kind: wanted.kind, ..Mapping::default() };
+        let bare =
+            Mapping { begin: wanted.begin, end: wanted.end, space, kind: wanted.kind, ..Mapping::default() };
         match wanted.table.and_then(|id| self.tables.get(&id)) {
             Some(table) => Mapping {
                 bias: wanted.bias.wrapping_add(table.base),

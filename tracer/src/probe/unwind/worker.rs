@@ -47,7 +47,12 @@ pub(super) enum Task {
 /// A file as it was when it was read: its device and inode, and what changes when it is written anew.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Key {
-    File { device: u64, inode: u64, bytes: u64, changed: (i64, i64) },
+    File {
+        device: u64,
+        inode: u64,
+        bytes: u64,
+        changed: (i64, i64),
+    },
     /// Code of the kernel's that looks the same in every process: its name.
     Kernel(String),
 }
@@ -55,7 +60,10 @@ enum Key {
 /// What became of a file.
 enum Known {
     /// `content` is what tables are shared by.
-    Table { segments: Segments, content: Content },
+    Table {
+        segments: Segments,
+        content: Content,
+    },
     None,
 }
 
