@@ -224,7 +224,7 @@ fn endpoint_in_the_flame_graph() -> Result<()> {
         100.0 * interpreter
     );
     let such = |frame: &&str| frame.starts_with("[truncated") || *frame == "_PyEval_EvalFrameDefault";
-    let wrong: Vec<_> = stacks.iter().filter(|(stack, _)| stack.iter().any(|f| such(&f))).take(2).collect();
+    let wrong: Vec<_> = stacks.iter().filter(|(stack, _)| stack.iter().any(&such)).take(2).collect();
     ensure!(endpoint > 0.0 && tokens > 0.0, "no endpoint in {} stacks", stacks.len());
     ensure!(cut < 0.01 && interpreter < 0.01, "{wrong:?}");
     Ok(())

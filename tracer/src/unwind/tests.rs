@@ -221,5 +221,5 @@ proptest! {
 
 fn library_once() -> Option<&'static Vec<u8>> {
     static BUILT: std::sync::OnceLock<Option<Vec<u8>>> = std::sync::OnceLock::new();
-    BUILT.get_or_init(|| library()).as_ref()
+    BUILT.get_or_init(library).as_ref()
 }

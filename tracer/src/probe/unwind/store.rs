@@ -114,7 +114,7 @@ enum Freed {
 /// Why a table is not in the kernel.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Full {
-    #[error("the tables of other files take all {} MiB that are for them", CHUNK_BYTES * MAX_CHUNKS as u64 >> 20)]
+    #[error("the tables of other files take all {} MiB that are for them", (CHUNK_BYTES * MAX_CHUNKS as u64) >> 20)]
     Chunks,
     #[error("the tables of other files are about all the code that there is room for")]
     Pages,
