@@ -202,11 +202,16 @@ impl Worker {
         unknown.sort_by_key(|(_, _, key)| if let Key::File { bytes, .. } = key { *bytes } else { 0 });
         self.queue.extend(unknown);
         let before = self.targets.remove(&process.tgid);
-        target.python = match before.filter(|before| (before.process, before.epoch) == (process, epoch)) {
-            Some(Target { python: Some(python), .. }) => Some(python),
-            _ => self.find_python(&target),
-        };
+        let same = before.filter(|before| (before.process, before.epoch) == (process, epoch));
+        target.python = same.and_then(|same| same.python);
         self.publish(&target);
+        if target.python.is_none() {
+            // Its file must be read for it, so this comes second.
+            target.python = self.find_python(&target);
+            if target.python.is_some() {
+                self.publish(&target);
+            }
+        }
         self.targets.insert(process.tgid, target);
         self.look_at_threads(process.tgid, Duration::ZERO);
     }
