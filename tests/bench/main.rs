@@ -69,6 +69,9 @@ struct Options {
     /// Instead: what stacks cost only
     #[arg(long, conflicts_with = "clock")]
     stacks: bool,
+    /// Instead: only what following sockets costs
+    #[arg(long, conflicts_with = "clock")]
+    sockets: bool,
     /// Write everything that was measured, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -130,6 +133,9 @@ fn run(options: &Options) -> Result<()> {
     // SAFETY: a plain system call.
     ensure!(unsafe { libc::geteuid() } == 0, "probes need root");
     let (probe_rounds, rounds, window) = if options.quick { (3, 2, 1) } else { (12, 10, 2) };
+    if options.sockets {
+        return only_sockets(options, probe_rounds, rounds, Duration::from_secs(window));
+    }
     let attaching = if options.quick {
         attach::Extent { processes: 2, rounds: 1, time: Duration::ZERO }
     } else {
@@ -197,6 +203,27 @@ fn write_json(file: Option<&std::path::Path>, measured: &impl Serialize) -> Resu
     let Some(file) = file else { return Ok(()) };
     let text = serde_json::to_string_pretty(measured)?;
     fs::write(file, text + "\n").with_context(|| format!("cannot write {}", file.display()))
+}
+
+/// What following sockets costs a system call, and a server.
+fn only_sockets(options: &Options, probe_rounds: usize, rounds: usize, window: Duration) -> Result<()> {
+    let mut machine = Machine::look()?;
+    let sockets = sockets::run(probe_rounds).context("cost of following sockets")?;
+    let servers = [Pace::Gpu, Pace::Cpu].into_iter().map(|pace| socket_server::run(pace, rounds, window));
+    let servers = servers.collect::<Result<Vec<_>>>().context("cost of a server's sockets")?;
+    machine.load_after = load()?;
+    progress("");
+    println!("{}\n\n{}", machine.text(options.quick), sockets::text(&sockets));
+    println!("{}", socket_server::table(&servers));
+    let measured = serde_json::json!({
+        "schema": "tracer.bench/1",
+        "simulated_gpu": true,
+        "quick": options.quick,
+        "machine": machine,
+        "sockets": sockets,
+        "socket_servers": servers,
+    });
+    write_json(options.json.as_deref(), &measured)
 }
 
 impl Machine {

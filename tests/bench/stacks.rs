@@ -240,6 +240,10 @@ fn on_disk(deep: &Deep, samples: &mut Samples, folder: &Path, window: Duration) 
 
 fn by_perf(deep: &Deep, samples: &mut Samples, folder: &Path, window: Duration) -> Result<()> {
     let data = folder.join("perf.data");
+    // Of the round before.
+    if data.exists() {
+        fs::remove_file(&data).with_context(|| format!("cannot remove {}", data.display()))?;
+    }
     let mut command = Command::new("perf");
     command.args(["record", "-e", "cpu-clock", "-F", &HZ.to_string(), "--call-graph", "dwarf", "-p"]);
     command.arg(deep.0.id().to_string()).arg("-o").arg(&data).stderr(Stdio::piped());

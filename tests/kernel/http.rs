@@ -30,38 +30,39 @@ pub(crate) const TESTS: &[(&str, Test)] = &[
     ("http::what_is_no_http", what_is_no_http),
 ];
 
-const HEAD: &str = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n";
+pub(crate) const HEAD: &str =
+    "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n";
 
-fn request(id: &str) -> String {
+pub(crate) fn request(id: &str) -> String {
     format!("POST /v1/completions HTTP/1.1\r\nX-Request-ID: {id}\r\nContent-Length: 2\r\n\r\n{{}}")
 }
 
-fn chunk(text: &str) -> String {
+pub(crate) fn chunk(text: &str) -> String {
     let data = format!("data: {{\"choices\":[{{\"index\":0,\"text\":\"{text}\"}}]}}\n\n");
     format!("{:x}\r\n{data}\r\n", data.len())
 }
 
 /// What was seen.
-struct Seen {
-    begins: Vec<HttpBegin>,
-    ends: Vec<HttpEnd>,
-    ledger: Vec<LedgerRow>,
+pub(crate) struct Seen {
+    pub(crate) begins: Vec<HttpBegin>,
+    pub(crate) ends: Vec<HttpEnd>,
+    pub(crate) ledger: Vec<LedgerRow>,
 }
 
 impl Seen {
-    fn count(&self, name: &str) -> u64 {
+    pub(crate) fn count(&self, name: &str) -> u64 {
         self.ledger.iter().filter(|row| row.name == name).map(|row| row.count).sum()
     }
 
     /// The one request, and how it ended.
-    fn only(&self) -> Result<(&HttpBegin, &HttpEnd)> {
+    pub(crate) fn only(&self) -> Result<(&HttpBegin, &HttpEnd)> {
         ensure!(self.begins.len() == 1 && self.ends.len() == 1, "{:?} {:?}", self.begins, self.ends);
         Ok((&self.begins[0], &self.ends[0]))
     }
 }
 
 /// Traces this process while a server and a client have one connection.
-fn talk(
+pub(crate) fn talk(
     server: impl FnOnce(TcpStream) -> Result<()> + Send + 'static,
     client: impl FnOnce(TcpStream) -> Result<()> + Send + 'static,
 ) -> Result<Seen> {
@@ -116,7 +117,7 @@ fn talk_over(
 }
 
 /// Reads until a request is complete; false at the end of the connection.
-fn read_request(stream: &mut TcpStream) -> Result<bool> {
+pub(crate) fn read_request(stream: &mut TcpStream) -> Result<bool> {
     let mut bytes = Vec::new();
     let mut buffer = [0; 4096];
     while !bytes.ends_with(b"\r\n\r\n{}") {
@@ -128,7 +129,7 @@ fn read_request(stream: &mut TcpStream) -> Result<bool> {
     Ok(true)
 }
 
-fn read_all(mut stream: TcpStream) -> Result<()> {
+pub(crate) fn read_all(mut stream: TcpStream) -> Result<()> {
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes)?;
     Ok(())

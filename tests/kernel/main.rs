@@ -1,12 +1,14 @@
 //! The kernel tier: real probes on real processes. Runs only when asked (`cargo xtask test` asks), as root, one test
 //! at a time; a test that this machine cannot run says SKIP and why, which `TRACER_REQUIRE=1` turns into a failure.
 
+mod aiperf;
 mod budget;
 mod calls;
 mod faults;
 mod fixture;
 mod follow;
 mod graph;
+mod hostile;
 mod http;
 mod inject;
 mod marks;
@@ -59,8 +61,10 @@ fn trials() -> Vec<Trial> {
         marks_python::TESTS,
         truth::TESTS,
         http::TESTS,
+        hostile::TESTS,
         sockets::TESTS,
         if servers::folder().is_some() { servers::TESTS } else { &[] },
+        if aiperf::folder().is_some() { aiperf::TESTS } else { &[] },
         graph::TESTS,
         inject::TESTS,
         faults::TESTS,

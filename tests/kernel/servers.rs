@@ -1,5 +1,8 @@
 //! Servers that people run, unmodified: `cargo xtask test --real-servers` brings them.
 
+mod rust;
+mod tiers;
+
 use std::{
     collections::BTreeMap,
     io::{Read, Write},
@@ -14,19 +17,23 @@ use engines::Profiles;
 use tracer::{
     event::{Event, HttpFinish},
     probe::{Options, Session, process},
-    timeline::{Config, NoClock, Timeline},
+    timeline::{Config, NoClock, Timeline, tables::LedgerRow},
 };
 use tracer_abi::mark::FINISH_STOP;
 
 use crate::{Test, faults, fixture::calls_only};
+use tiers::Hop;
 
 pub(crate) const TESTS: &[(&str, Test)] = &[
-    ("servers::uvicorn_asyncio", || uvicorn(&["--loop", "asyncio", "--http", "h11"])),
-    ("servers::uvicorn_uvloop", || uvicorn(&["--loop", "uvloop", "--http", "httptools"])),
-    ("servers::uvicorn_workers", || uvicorn(&["--loop", "asyncio", "--workers", "2"])),
-    ("servers::node", node),
+    ("servers::uvicorn_asyncio", || every_token(uvicorn(&["--loop", "asyncio", "--http", "h11"])?)),
+    ("servers::uvicorn_uvloop", || every_token(uvicorn(&["--loop", "uvloop", "--http", "httptools"])?)),
+    ("servers::uvicorn_workers", || every_token(uvicorn(&["--loop", "asyncio", "--workers", "2"])?)),
+    ("servers::node", || every_token(node()?)),
+    ("servers::axum", axum),
     ("servers::fastapi_marks", fastapi_marks),
     ("servers::endpoint_in_the_flame_graph", endpoint_in_the_flame_graph),
+    ("servers::nginx_in_front", || tiers::both(Hop::Tcp)),
+    ("servers::nginx_in_front_by_unix_sockets", || tiers::both(Hop::Unix)),
 ];
 
 /// Where `cargo xtask test --real-servers` has installed them.
@@ -41,24 +48,37 @@ fn sources() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("kernel/servers")
 }
 
-fn uvicorn(arguments: &[&str]) -> Result<()> {
+pub(crate) fn uvicorn(arguments: &[&str]) -> Result<(Server, u16)> {
     let port = free_port()?;
+    let mut command = uvicorn_command()?;
+    command.args(["--port", &port.to_string()]).args(arguments);
+    Ok((start(&mut command, port)?, port))
+}
+
+fn uvicorn_command() -> Result<Command> {
     let mut command = Command::new(folder().context("no TRACER_REAL_SERVERS")?.join("venv/bin/uvicorn"));
-    command.args(["app:app", "--log-level", "warning", "--port", &port.to_string()]).args(arguments);
-    every_token(command.current_dir(sources()), port)
+    command.args(["app:app", "--log-level", "warning"]).current_dir(sources());
+    Ok(command)
 }
 
-fn node() -> Result<()> {
+pub(crate) fn node() -> Result<(Server, u16)> {
     let port = free_port()?;
-    every_token(Command::new("node").arg(sources().join("app.js")).arg(port.to_string()), port)
+    let server = start(Command::new("node").arg(sources().join("app.js")).arg(port.to_string()), port)?;
+    Ok((server, port))
 }
 
-fn free_port() -> Result<u16> {
+pub(crate) fn free_port() -> Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
 /// A server, with its workers. Dropping it ends them.
-struct Server(Child);
+pub(crate) struct Server(Child);
+
+impl Server {
+    pub(crate) fn id(&self) -> u32 {
+        self.0.id()
+    }
+}
 
 impl Drop for Server {
     fn drop(&mut self) {
@@ -70,7 +90,7 @@ impl Drop for Server {
     }
 }
 
-fn start(command: &mut Command, port: u16) -> Result<Server> {
+pub(crate) fn start(command: &mut Command, port: u16) -> Result<Server> {
     let mut server = Server(command.stdin(Stdio::null()).spawn().context("starting the server")?);
     let patience = Instant::now() + Duration::from_secs(30);
     while TcpStream::connect(("127.0.0.1", port)).is_err() {
@@ -132,18 +152,7 @@ fn fastapi_marks() -> Result<()> {
     let mut command = Command::new(folder().context("no TRACER_REAL_SERVERS")?.join("venv/bin/uvicorn"));
     command.args(["marks_app:app", "--log-level", "warning", "--port", &port.to_string()]);
     let server = start(command.current_dir(sources()), port)?;
-    let mut session = Session::start(calls_only(), Profiles::builtin())?;
-    for found in process::tree(server.0.id())? {
-        session.add(&found)?;
-    }
-    let client = std::thread::spawn(move || load(port));
-    let mut events = Vec::new();
-    while !client.is_finished() {
-        session.drain(&mut events);
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    let expected = client.join().map_err(|_| anyhow::anyhow!("the client panicked"))??;
-    let stopped = session.stop(&mut events);
+    let (events, ledger, expected) = trace(&process::tree(server.id())?, move || load(port))?;
     let mut timeline = Timeline::new(Config::default(), NoClock);
     events.iter().for_each(|event| timeline.feed(event));
     timeline.finish();
@@ -158,7 +167,7 @@ fn fastapi_marks() -> Result<()> {
         let client = request.request_id.split('-').next().unwrap_or_default();
         ensure!(served == (client, "app", Some(request.tokens)), "{request:?}");
     }
-    let losses: Vec<_> = stopped.ledger.iter().filter(|row| row.loss && row.count > 0).collect();
+    let losses: Vec<_> = ledger.iter().filter(|row| row.loss && row.count > 0).collect();
     ensure!(losses.is_empty(), "{losses:?}");
     println!("  {} requests, {} tokens", seen.len(), seen.values().sum::<u32>());
     Ok(())
@@ -238,20 +247,37 @@ fn endpoint_in_the_flame_graph() -> Result<()> {
 }
 
 /// Every request under its id, with every token, whichever way the server reads and writes.
-fn every_token(command: &mut Command, port: u16) -> Result<()> {
-    let server = start(command, port)?;
+fn every_token((server, port): (Server, u16)) -> Result<()> {
+    every_token_of(&process::tree(server.id())?, port)
+}
+
+fn axum() -> Result<()> {
+    let (_runtime, port) = rust::serve()?;
+    every_token_of(&[process::find(std::process::id())?], port)
+}
+
+/// Traces processes while a client does something. Returns the events, the ledger, and what the client says.
+fn trace<T: Send + 'static>(
+    processes: &[process::Found],
+    client: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<(Vec<Event>, Vec<LedgerRow>, T)> {
     let mut session = Session::start(Options { sockets: true, ..calls_only() }, Profiles::builtin())?;
-    for found in process::tree(server.0.id())? {
-        session.add(&found)?;
+    for found in processes {
+        session.add(found)?;
     }
-    let client = std::thread::spawn(move || load(port));
+    let client = std::thread::spawn(client);
     let mut events = Vec::new();
     while !client.is_finished() {
         session.drain(&mut events);
         std::thread::sleep(Duration::from_millis(2));
     }
-    let expected = client.join().map_err(|_| anyhow::anyhow!("the client panicked"))??;
+    let said = client.join().map_err(|_| anyhow::anyhow!("the client panicked"))??;
     let stopped = session.stop(&mut events);
+    Ok((events, stopped.ledger, said))
+}
+
+fn every_token_of(processes: &[process::Found], port: u16) -> Result<()> {
+    let (events, ledger, expected) = trace(processes, move || load(port))?;
     let names: BTreeMap<u64, &str> = events
         .iter()
         .filter_map(|event| match event {
@@ -271,7 +297,7 @@ fn every_token(command: &mut Command, port: u16) -> Result<()> {
         }
     }
     ensure!(seen == expected, "seen {seen:?}, not {expected:?}");
-    let losses: Vec<_> = stopped.ledger.iter().filter(|row| row.loss && row.count > 0).collect();
+    let losses: Vec<_> = ledger.iter().filter(|row| row.loss && row.count > 0).collect();
     ensure!(losses.is_empty(), "{losses:?}");
     let held = events.iter().filter(|event| matches!(event, Event::HttpWire(_))).count();
     println!("  {} requests, {} tokens, {held} writes held", seen.len(), seen.values().sum::<u32>());

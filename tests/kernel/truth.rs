@@ -360,6 +360,7 @@ fn every_token_and_step() -> Result<()> {
     ensure!(truth == seen, "{} tokens, not {}", seen.len(), truth.len());
     run.check_latencies()?;
     run.check_gpu_times()?;
+    check_writes(&run)?;
     let true_steps = run.truth.iter().filter(|line| matches!(line, Truth::Step { .. })).count();
     ensure!(run.tables.steps.len() == true_steps, "{} steps of {true_steps}", run.tables.steps.len());
     for name in ["step_without_batch", "token_without_step", "token_not_delivered", "unknown_request"] {
@@ -405,6 +406,25 @@ fn check_batches(run: &Run) -> Result<()> {
             generated.get(&key) == iterations.get(&iteration),
             "token {key:?} is on iteration {iteration}"
         );
+    }
+    Ok(())
+}
+
+/// Every marked token is in a write of its request's response, right after its mark.
+fn check_writes(run: &Run) -> Result<()> {
+    for request in &run.tables.requests {
+        let (arrived, read) =
+            request.arrived_ns.zip(request.read_ns).with_context(|| format!("no exchange of {request:?}"))?;
+        ensure!(arrived <= read && read <= request.received_ns, "{request:?}");
+    }
+    let mut apart = Vec::new();
+    for token in &run.tables.tokens {
+        let written_ns = token.written_ns.with_context(|| format!("no write of {token:?}"))?;
+        apart.push(written_ns.checked_sub(token.delivered_ns).context("written before it was marked")?);
+    }
+    report("mark → write", &mut apart);
+    for name in ["exchange_without_request", "mark_without_write", "write_without_mark"] {
+        ensure!(run.ledger(name) == 0, "{name}: {}", run.ledger(name));
     }
     Ok(())
 }
@@ -522,6 +542,10 @@ fn withheld_marks() -> Result<()> {
         ("token_without_step", homeless),
         ("batch_without_step", 0),
         ("unknown_request", 0),
+        // What marks do not tell of, the sockets do.
+        ("write_without_mark", withheld_tokens),
+        ("mark_without_write", 0),
+        ("exchange_without_request", 0),
     ] {
         ensure!(run.ledger(name) == expected as u64, "{name}: {}, not {expected}", run.ledger(name));
     }

@@ -39,11 +39,17 @@ pub enum Counter {
     SocketTls = 15,
     /// Connections of targets that speak HTTP/2: their requests are not seen.
     SocketHttp2 = 16,
+    /// Reads and writes of sockets through an io_uring: what they moved is not seen.
+    SocketRing = 17,
+    /// Reads and writes in ways that do not show their bytes (sendfile, splice, recvmmsg, sendmmsg): how many is known.
+    SocketUnseen = 18,
+    /// Instances of io_uring that targets made.
+    RingsMade = 19,
 }
 
 impl Counter {
     /// All of them, in index order.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 20] = [
         Self::VitalWritten,
         Self::VitalDropped,
         Self::BulkWritten,
@@ -61,6 +67,9 @@ impl Counter {
         Self::SocketUnreadable,
         Self::SocketTls,
         Self::SocketHttp2,
+        Self::SocketRing,
+        Self::SocketUnseen,
+        Self::RingsMade,
     ];
 
     /// Name in the ledger.
@@ -84,6 +93,9 @@ impl Counter {
             Self::SocketUnreadable => "socket_unreadable",
             Self::SocketTls => "socket_tls",
             Self::SocketHttp2 => "socket_http2",
+            Self::SocketRing => "socket_io_uring",
+            Self::SocketUnseen => "socket_unseen",
+            Self::RingsMade => "io_urings_made",
         }
     }
 
@@ -92,7 +104,14 @@ impl Counter {
     pub const fn is_loss(self) -> bool {
         !matches!(
             self,
-            Self::VitalWritten | Self::BulkWritten | Self::CallUnwound | Self::SocketTls | Self::SocketHttp2
+            Self::VitalWritten
+                | Self::BulkWritten
+                | Self::CallUnwound
+                | Self::SocketTls
+                | Self::SocketHttp2
+                | Self::SocketRing
+                | Self::SocketUnseen
+                | Self::RingsMade
         )
     }
 }

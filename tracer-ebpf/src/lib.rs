@@ -104,6 +104,8 @@ pub mod programs {
     pub const SOCKET_READY: &str = "socket_ready";
     /// tp_btf/tcp_probe: attached while bytes are held.
     pub const SOCKET_WIRE: &str = "socket_wire";
+    /// tp_btf/io_uring_create.
+    pub const SOCKET_RING: &str = "socket_ring";
     /// tp_btf/sys_enter and sys_exit: in place of the socket programs on kernels before 6.3.
     pub const SYSCALL_ENTER: &str = "syscall_enter";
     pub const SYSCALL_EXIT: &str = "syscall_exit";
@@ -132,5 +134,7 @@ pub struct Target {
 
 /// Children that this process forks become targets too.
 pub const TARGET_FOLLOW: u32 = 1;
+/// The process has an io_uring: what it does on a socket may be no part of the system call that it is in.
+pub const TARGET_RING: u32 = 2;
 
 const _: () = assert!(size_of::<Target>() == 16);

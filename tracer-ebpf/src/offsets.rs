@@ -23,9 +23,16 @@ pub struct Offsets {
     /// `tcp_sock.write_seq` and `tcp_sock.snd_nxt`; 0: this kernel's sockets are not followed.
     pub tcp_write_seq: u32,
     pub tcp_snd_nxt: u32,
-    /// `sock_common.skc_num` (local port) and `sock_common.skc_dport`.
+    /// `sock_common.skc_num`: the local port.
     pub sock_num: u32,
-    pub sock_dport: u32,
+    /// `socket.sk`.
+    pub socket_sk: u32,
+    /// From a task to the file of a descriptor: `task_struct.files`, `files_struct.fdt`, `fdtable.fd`,
+    /// `file.private_data`.
+    pub task_files: u32,
+    pub files_fdt: u32,
+    pub fdt_fd: u32,
+    pub file_private_data: u32,
     /// Probes of returns that are pending on a thread's stack, and the page where single-stepped instructions are:
     /// `task_struct.{utask,mm}`, `uprobe_task.{return_instances,vaddr,xol_vaddr}`,
     /// `return_instance.{orig_ret_vaddr,next,chained}`, `mm_struct.uprobes_state.xol_area`, `xol_area.vaddr`.

@@ -17,6 +17,8 @@ pub const WIRE: u32 = 4;
 pub const STATE_CLOSE: i64 = 7;
 /// `result` of [`STATE`]: the peer has closed its side.
 pub const STATE_CLOSE_WAIT: i64 = 8;
+/// A state of which there is no record: it waits for connections.
+pub const STATE_LISTEN: i64 = 10;
 
 /// Most bytes of one send and of one receive that are captured.
 pub const SEND_BYTES: usize = 4096;
@@ -40,9 +42,7 @@ pub struct Socket {
     pub action: u32,
     /// Number of the system call (x86-64).
     pub syscall: u32,
-    pub local_port: u16,
-    /// In network byte order.
-    pub remote_port: u16,
+    pub local_port: u32,
     /// Bytes that follow.
     pub captured: u32,
 }

@@ -18,6 +18,9 @@ pub(crate) struct Options {
     /// Instead: what stacks cost only.
     #[arg(long, conflicts_with = "clock")]
     stacks: bool,
+    /// Instead: only what following sockets costs.
+    #[arg(long, conflicts_with = "clock")]
+    sockets: bool,
     /// Write everything that was measured, as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -38,6 +41,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     } else {
         setup::run()?;
         run_command(build.env("TRACER_EBPF", "require"))?;
+    }
+    if options.sockets {
+        bench.arg("--sockets");
+    } else if !options.clock {
         for (what, brought) in [
             ("NVIDIA's driver", real_libs::fetch_driver()),
             ("bpftrace", setup::bring("bpftrace", "bpftrace")),

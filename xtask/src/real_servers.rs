@@ -1,14 +1,17 @@
-//! `cargo xtask test --real-servers`: servers that people run, unmodified, and the tests that trace them; then the tests
-//! of the Python package, in a real server beside the packages that people use with it.
+//! `cargo xtask test --real-servers` and `--aiperf`: servers that people run, unmodified, NVIDIA's load generator, and the
+//! tests that trace the ones under the other; also the tests of the Python package, in a real server beside the packages
+//! that people use with it.
 //!
-//! They are fetched by name through pip into a virtual environment in `target/real-servers`; Node comes through apt.
+//! They are fetched by name through pip into virtual environments in `target/real-servers` and `target/aiperf`; Node and
+//! nginx come through apt.
 
 use crate::command::{root, run as run_command};
 use crate::{setup, test};
 use anyhow::Result;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const PACKAGES: [&str; 9] = [
+const SERVERS: [&str; 10] = [
     "fastapi==0.165.0",
     "uvicorn==0.54.0",
     "uvloop",
@@ -18,7 +21,11 @@ const PACKAGES: [&str; 9] = [
     "mypy",
     "asgi-correlation-id==5.0.1",
     "opentelemetry-instrumentation-fastapi==0.66b2",
+    "opentelemetry-sdk",
 ];
+/// With what it depends on, 1.2 GB.
+const AIPERF: [&str; 1] = ["aiperf==0.13.0"];
+const MAKE_TOKENIZER: &str = "tests/kernel/servers/make_tokenizer.py";
 const PYTHON_PACKAGE: &str = "engines/marks/python";
 
 /// Fetches what is missing, then runs the tests on it.
@@ -26,33 +33,17 @@ const PYTHON_PACKAGE: &str = "engines/marks/python";
 /// # Errors
 /// Something cannot be fetched, or a test failed.
 pub(crate) fn run(require: bool) -> Result<()> {
-    setup::run()?;
-    let folder = root().join("target/real-servers");
-    let venv = folder.join("venv");
-    if !venv.join("bin/pip").exists() {
-        let make = || run_command(Command::new("python3").args(["-m", "venv"]).arg(&venv));
-        if make().is_err() {
-            setup::install_packages(&["python3-venv"])?;
-            make()?;
-        }
+    let servers = servers()?;
+    if Command::new("nginx").arg("-v").output().is_err() {
+        setup::install_packages(&["nginx-light"])?;
     }
-    let pip = || {
-        let mut pip = Command::new(venv.join("bin/pip"));
-        pip.args(["install", "--quiet", "--disable-pip-version-check"]);
-        pip
-    };
-    // Says that they are there, where they are.
-    run_command(pip().args(PACKAGES).arg("opentelemetry-sdk"))?;
     // Whatever its version says, it may have changed.
-    run_command(pip().args(["--force-reinstall", "--no-deps"]).arg(root().join(PYTHON_PACKAGE)))?;
-    if Command::new("node").arg("--version").output().is_err() {
-        setup::install_packages(&["nodejs"])?;
-    }
+    let mut install = pip(&servers.join("venv"));
+    run_command(install.args(["--force-reinstall", "--no-deps"]).arg(root().join(PYTHON_PACKAGE)))?;
     let mut tests = test::kernel_tier(require);
-    tests.env("TRACER_REAL_SERVERS", &folder).args(["--", "servers::"]);
-    run_command(&mut tests)?;
+    run_command(tests.env("TRACER_REAL_SERVERS", &servers).args(["--", "servers::"]))?;
     let python = |arguments: &[&str]| {
-        let mut python = Command::new(venv.join("bin/python"));
+        let mut python = Command::new(servers.join("venv/bin/python"));
         python.arg("-m").args(arguments).current_dir(root().join(PYTHON_PACKAGE));
         // The kernel tier's build has made the stand-ins.
         if require {
@@ -62,4 +53,51 @@ pub(crate) fn run(require: bool) -> Result<()> {
     };
     python(&["mypy", "--strict", "src/tracer_marks"])?;
     python(&["pytest", "-p", "no:cacheprovider"])
+}
+
+/// Fetches what is missing, then lets AIPerf measure what is traced.
+///
+/// # Errors
+/// Something cannot be fetched, or a test failed.
+pub(crate) fn run_aiperf(require: bool) -> Result<()> {
+    let servers = servers()?;
+    let folder = root().join("target/aiperf");
+    fetch(&folder.join("venv"), &AIPERF)?;
+    let tokenizer = folder.join("tokenizer");
+    if !tokenizer.exists() {
+        let mut make = Command::new(folder.join("venv/bin/python"));
+        run_command(make.arg(root().join(MAKE_TOKENIZER)).arg(&tokenizer))?;
+    }
+    let mut tests = test::kernel_tier(require);
+    tests.env("TRACER_REAL_SERVERS", servers).env("TRACER_AIPERF", folder);
+    run_command(tests.args(["--", "aiperf::"]))
+}
+
+/// The folder with the servers.
+fn servers() -> Result<PathBuf> {
+    setup::run()?;
+    let folder = root().join("target/real-servers");
+    fetch(&folder.join("venv"), &SERVERS)?;
+    if Command::new("node").arg("--version").output().is_err() {
+        setup::install_packages(&["nodejs"])?;
+    }
+    Ok(folder)
+}
+
+/// Brings these packages into a virtual environment, which is made if need be; says that they are there, where they are.
+fn fetch(venv: &Path, packages: &[&str]) -> Result<()> {
+    if !venv.join("bin/pip").exists() {
+        let make = || run_command(Command::new("python3").args(["-m", "venv"]).arg(venv));
+        if make().is_err() {
+            setup::install_packages(&["python3-venv"])?;
+            make()?;
+        }
+    }
+    run_command(pip(venv).args(packages))
+}
+
+fn pip(venv: &Path) -> Command {
+    let mut pip = Command::new(venv.join("bin/pip"));
+    pip.args(["install", "--quiet", "--disable-pip-version-check"]);
+    pip
 }

@@ -17,9 +17,14 @@ pub(crate) struct Options {
     /// Instead of the other tests: fetch NVIDIA's libraries and test the resolver and probes on them.
     #[arg(long, value_name = "WHICH", num_args = 0..=1, default_missing_value = "all", require_equals = true)]
     real_libs: Option<real_libs::Which>,
-    /// Instead of the other tests: fetch FastAPI, uvicorn and Node and trace them, and test the Python package in them.
+    /// Instead of the other tests: fetch FastAPI, uvicorn, Node and nginx, trace them, and test the Python package in
+    /// them.
     #[arg(long, conflicts_with = "real_libs")]
     real_servers: bool,
+    /// Instead of the other tests: fetch AIPerf (1.2 GB) and such servers, and compare what it measures with what is
+    /// traced.
+    #[arg(long, conflicts_with_all = ["real_libs", "real_servers"])]
+    aiperf: bool,
 }
 
 /// Sets up, builds, and runs the plain tests and then the kernel tier.
@@ -32,6 +37,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     if options.real_servers {
         return real_servers::run(options.require);
+    }
+    if options.aiperf {
+        return real_servers::run_aiperf(options.require);
     }
     setup::run()?;
     // Marks of Python programs, and as bpftrace sees them; stacks as perf sees them.

@@ -10,7 +10,7 @@ http.createServer((request, response) => {
     let number = 0;
     const timer = setInterval(() => {
       if (number < tokens) {
-        response.write(`data: {"choices":[{"index":0,"text":"word${number++}"}]}\n\n`);
+        response.write(`data: {"object":"text_completion","choices":[{"index":0,"text":" word${number++}"}]}\n\n`);
         return;
       }
       clearInterval(timer);

@@ -14,7 +14,7 @@ async def completions(request: Request):
     async def events():
         for number in range(tokens):
             await asyncio.sleep(0.002)
-            yield 'data: {"choices":[{"index":0,"text":"word%d"}]}\n\n' % number
+            yield 'data: {"object":"text_completion","choices":[{"index":0,"text":" word%d"}]}\n\n' % number
         yield 'data: {"choices":[],"usage":{"completion_tokens":%d}}\n\n' % tokens
         yield "data: [DONE]\n\n"
 

@@ -38,7 +38,11 @@ pub(crate) static OFFSETS: Global<Offsets> = Global::new(Offsets {
     tcp_write_seq: 0,
     tcp_snd_nxt: 0,
     sock_num: 0,
-    sock_dport: 0,
+    socket_sk: 0,
+    task_files: 0,
+    files_fdt: 0,
+    fdt_fd: 0,
+    file_private_data: 0,
     task_utask: 0,
     task_mm: 0,
     utask_returns: 0,
@@ -50,6 +54,27 @@ pub(crate) static OFFSETS: Global<Offsets> = Global::new(Offsets {
     mm_xol_area: 0,
     xol_vaddr: 0,
 });
+
+/// One of the [`OFFSETS`]. Its value is known to the verifier, since its map is read-only; all of them at once would be
+/// copied one by one.
+macro_rules! offset {
+    ($member:ident) => {{
+        let offsets = (&raw const $crate::programs::common::OFFSETS).cast::<tracer_abi::Offsets>();
+        // SAFETY: `Global` is transparent; it holds offsets from the beginning, and the loader writes before any program runs.
+        unsafe { (&raw const (*offsets).$member).read_volatile() }
+    }};
+}
+pub(crate) use offset;
+
+/// Reads a member of a kernel structure by a plain load.
+///
+/// # Safety
+/// `base` is a pointer of whose type the verifier knows that it has this member there.
+#[inline(always)]
+pub(crate) unsafe fn member<T: Copy>(base: u64, offset: u32) -> T {
+    // SAFETY: by the caller's promise, which the verifier checks.
+    unsafe { ((base + u64::from(offset)) as *const T).read_volatile() }
+}
 
 /// Slots per CPU: a program may be preempted by another one on the same CPU, so one slot is not enough.
 const SCRATCH_SLOTS: u32 = 4;

@@ -1,44 +1,47 @@
 //! `socket`: hooks below the system calls, where every way of reading and writing a socket comes by, and nothing else.
 //! Kernels before 6.3 have none there: on these, [`syscall`] looks at the system calls themselves.
 //!
-//! A connection becomes interesting when a target receives the beginning of an HTTP request on it; of others nothing is
-//! copied. Bytes are captured after they were moved: how many is known then, and the pages are there.
+//! A connection (TCP, or between processes of this machine) becomes interesting when a target receives the beginning of an
+//! HTTP request on it; of others nothing is copied. Bytes are captured after they were moved: how many is known then, and
+//! the pages are there. Where they are is known from the system call that the thread is in. With an io_uring the kernel
+//! also moves bytes on its own, at the end of any system call: these are counted, not seen.
 
 use aya_ebpf::{
+    bindings::BPF_SK_STORAGE_GET_F_CREATE,
+    btf_maps::SkStorage,
     helpers::{bpf_get_current_task_btf, generated},
-    macros::{btf_tracepoint, map},
-    maps::{HashMap, LruHashMap},
+    macros::{btf_map, btf_tracepoint, map},
+    maps::HashMap,
     programs::BtfTracePointContext,
 };
 use tracer_abi::{
-    Counter, Kind, Socket, Target,
-    socket::{RECV, RECV_BYTES, SEND, SEND_BYTES, STATE, STATE_CLOSE, STATE_CLOSE_WAIT, WIRE},
+    Counter, Kind, Socket, TARGET_RING, Target,
+    socket::{RECV, RECV_BYTES, SEND, SEND_BYTES, STATE, STATE_CLOSE, STATE_CLOSE_WAIT, STATE_LISTEN, WIRE},
 };
 
 use super::common::{
-    OFFSETS, Ring, ScratchBytes, count, current_target, header, now_ns, opaque, output, read_kernel,
-    read_user, with_scratch,
+    Ring, ScratchBytes, TARGETS, count, current_target, header, member, now_ns, offset, opaque, output,
+    read_kernel, read_user, with_scratch,
 };
 
-/// Connections on which requests come, by cookie: [`HTTP`] or [`FOREIGN`].
-#[map]
-static CONNECTIONS: LruHashMap<u64, u32> = LruHashMap::with_max_entries(32_768, 0);
-/// When the first unread bytes reached a socket.
-#[map]
-static ARRIVALS: LruHashMap<u64, u64> = LruHashMap::with_max_entries(32_768, 0);
-/// Connections with bytes that were handed over and not put on the wire.
-#[map]
-static HELD: LruHashMap<u64, u32> = LruHashMap::with_max_entries(4096, 0);
+/// What is known of each socket; it is gone with it. In order: [`HTTP`], [`FOREIGN`] or 0; when its first unread bytes reached
+/// it (CLOCK_MONOTONIC ns) or 0; 1 while bytes were handed over that are not on the wire.
+#[btf_map]
+static SOCKETS: SkStorage<Known> = SkStorage::new();
+type Known = [u64; 3];
+const WHAT: usize = 0;
+const ARRIVED_NS: usize = 1;
+const HELD: usize = 2;
 /// Local ports on which arrivals are noted.
 #[map]
 static PORTS: HashMap<u16, u32> = HashMap::with_max_entries(1024, 0);
 
-const HTTP: u32 = 1;
+/// Requests come on it.
+pub(super) const HTTP: u64 = 1;
 /// TLS or HTTP/2: counted once.
-const FOREIGN: u32 = 2;
+const FOREIGN: u64 = 2;
 
 const MSG_PEEK: i32 = 2;
-const BPF_NOEXIST: u64 = 1;
 /// Parts of one vectored call that are captured.
 const PARTS: u64 = 8;
 
@@ -55,22 +58,23 @@ fn socket_send(ctx: BtfTracePointContext) -> i32 {
     let now = now_ns();
     let Some((target, tgid, tid)) = current_target() else { return 0 };
     let (sk, result): (u64, i32) = (ctx.arg(0), ctx.arg(1));
-    let Some((tcp, cookie)) = connection(sk) else { return 0 };
-    if !is_followed(cookie) {
-        return 0;
+    let Some(known) = followed(sk) else { return 0 };
+    let (syscall, place) = place(&target, sk);
+    if matches!(place, Place::Unknown) {
+        count(unseen(&target, syscall));
     }
-    let (syscall, place) = place();
     let mut record = Socket {
         header: header(Kind::Socket, 0, size_of::<Socket>(), now, &target, tgid, tid),
-        cookie,
+        cookie: cookie(sk),
         result: i64::from(result),
         action: SEND,
         syscall,
-        ..name(sk)
+        local_port: local_port(sk),
+        ..Socket::default()
     };
-    sequence(&mut record, tcp);
+    sequence(&mut record, sk);
     if record.sent_until != record.wire_until {
-        let _full = HELD.insert(cookie, record.sent_until, 0);
+        known[HELD] = 1;
     }
     emit(&record, place, SEND_BYTES as u64);
     0
@@ -81,30 +85,36 @@ fn socket_recv(ctx: BtfTracePointContext) -> i32 {
     let now = now_ns();
     let Some((target, tgid, tid)) = current_target() else { return 0 };
     let (sk, result, flags): (u64, i32, i32) = (ctx.arg(0), ctx.arg(1), ctx.arg(2));
-    if result < 0 || flags & MSG_PEEK != 0 {
+    if result < 0 || flags & MSG_PEEK != 0 || !is_stream(sk) {
         return 0;
     }
-    let Some((_, cookie)) = connection(sk) else { return 0 };
-    let (syscall, place) = place();
-    // SAFETY: the value is copied at once.
-    match unsafe { CONNECTIONS.get(cookie) }.copied() {
-        Some(HTTP) => {}
-        None if result > 0 && begins_request(cookie, place, result as u64) => {}
-        _ => return 0,
+    let (syscall, place) = place(&target, sk);
+    if matches!(place, Place::Unknown) && result > 0 {
+        count(unseen(&target, syscall));
     }
-    // SAFETY: the value is copied at once.
-    let arrived_ns = unsafe { ARRIVALS.get(cookie) }.copied().unwrap_or(0);
-    if arrived_ns != 0 {
-        let _gone = ARRIVALS.remove(cookie);
+    let mut found = known(sk, 0);
+    if found.as_ref().is_none_or(|known| known[WHAT] == 0) {
+        let begins = if result > 0 { begins_request(place, result as u64) } else { 0 };
+        if begins == 0 {
+            return 0;
+        }
+        found = known(sk, BPF_SK_STORAGE_GET_F_CREATE);
+        if let Some(known) = &mut found {
+            known[WHAT] = begins;
+        }
     }
+    let Some(known) = found.filter(|known| known[WHAT] == HTTP) else { return 0 };
+    let arrived_ns = known[ARRIVED_NS];
+    known[ARRIVED_NS] = 0;
     let record = Socket {
         header: header(Kind::Socket, 0, size_of::<Socket>(), now, &target, tgid, tid),
-        cookie,
+        cookie: cookie(sk),
         arrived_ns,
         result: i64::from(result),
         action: RECV,
         syscall,
-        ..name(sk)
+        local_port: local_port(sk),
+        ..Socket::default()
     };
     emit(&record, place, RECV_BYTES as u64);
     0
@@ -114,29 +124,33 @@ fn socket_recv(ctx: BtfTracePointContext) -> i32 {
 fn socket_state(ctx: BtfTracePointContext) -> i32 {
     let (sk, new): (u64, i32) = (ctx.arg(0), ctx.arg(2));
     let state = i64::from(new);
+    if state == STATE_LISTEN && current_target().is_some() {
+        // A server that begins: when its first request arrives is wanted, too.
+        let _full = PORTS.insert(local_port(sk) as u16, 1, 0);
+    }
     if state != STATE_CLOSE && state != STATE_CLOSE_WAIT {
         return 0;
     }
-    let cookie = cookie(sk);
-    if !is_followed(cookie) {
-        return 0;
-    }
+    let Some(known) = followed(sk) else { return 0 };
     if state == STATE_CLOSE {
-        forget(cookie);
-        let _gone = HELD.remove(cookie);
+        known[WHAT] = 0;
+        known[HELD] = 0;
     }
-    emit(&Socket { result: state, ..unnamed(sk, cookie, STATE) }, Place::Unknown, 0);
+    emit(&Socket { result: state, ..unnamed(sk, STATE) }, Place::Unknown, 0);
     0
 }
 
 #[btf_tracepoint(function = "sk_data_ready")]
 fn socket_ready(ctx: BtfTracePointContext) -> i32 {
     let sk: u64 = ctx.arg(0);
-    let port: u16 = read_kernel(sk + u64::from(OFFSETS.load().sock_num));
+    let port = local_port(sk) as u16;
     // SAFETY: only whether there is an entry is looked at.
-    if unsafe { PORTS.get(port) }.is_some() {
+    if unsafe { PORTS.get(port) }.is_some()
+        && let Some(known) = known(sk, BPF_SK_STORAGE_GET_F_CREATE)
         // The first unread arrival wins.
-        let _there = ARRIVALS.insert(cookie(sk), now_ns(), BPF_NOEXIST);
+        && known[ARRIVED_NS] == 0
+    {
+        known[ARRIVED_NS] = now_ns();
     }
     0
 }
@@ -145,26 +159,57 @@ fn socket_ready(ctx: BtfTracePointContext) -> i32 {
 #[btf_tracepoint(function = "tcp_probe")]
 fn socket_wire(ctx: BtfTracePointContext) -> i32 {
     let sk: u64 = ctx.arg(0);
-    let cookie = cookie(sk);
-    // SAFETY: only whether there is an entry is looked at.
-    if unsafe { HELD.get(cookie) }.is_none() {
+    let Some(known) = followed(sk) else { return 0 };
+    if known[HELD] == 0 {
         return 0;
     }
-    let mut record = unnamed(sk, cookie, WIRE);
+    let mut record = unnamed(sk, WIRE);
     sequence(&mut record, sk);
     if record.sent_until == record.wire_until {
-        let _gone = HELD.remove(cookie);
+        known[HELD] = 0;
     }
     emit(&record, Place::Unknown, 0);
     0
 }
 
-/// A TCP socket and its cookie.
+#[btf_tracepoint(function = "io_uring_create")]
+fn socket_ring(_ctx: BtfTracePointContext) -> i32 {
+    let Some((_, tgid, _)) = current_target() else { return 0 };
+    count(Counter::RingsMade);
+    if let Some(target) = TARGETS.get_ptr_mut(tgid) {
+        // SAFETY: a valid map value; the flag is only ever set.
+        unsafe { (*target).flags |= TARGET_RING };
+    }
+    0
+}
+
+/// Whether it is of TCP, or between processes of this machine.
 #[inline(always)]
-fn connection(sk: u64) -> Option<(u64, u64)> {
+fn is_stream(sk: u64) -> bool {
     // SAFETY: `sk` is the tracepoint's socket.
-    let tcp = unsafe { generated::bpf_skc_to_tcp_sock(sk as *mut _) } as u64;
-    if tcp == 0 { None } else { Some((tcp, cookie(sk))) }
+    unsafe {
+        !generated::bpf_skc_to_tcp_sock(sk as *mut _).is_null()
+            || !generated::bpf_skc_to_unix_sock(sk as *mut _).is_null()
+    }
+}
+
+/// What is known of a socket; of flags there is one, which makes that where nothing is.
+#[inline(always)]
+fn known<'a>(sk: u64, flags: u32) -> Option<&'a mut Known> {
+    let map = (&raw const SOCKETS).cast_mut().cast();
+    // SAFETY: `sk` is the tracepoint's socket, and the helper returns null or a value of the map, which lives as long as
+    // the program runs. Other CPUs may change its words, each of which means something by itself.
+    unsafe {
+        generated::bpf_sk_storage_get(map, sk as *mut _, core::ptr::null_mut(), flags.into())
+            .cast::<Known>()
+            .as_mut()
+    }
+}
+
+/// What is known of a socket on which requests come.
+#[inline(always)]
+fn followed<'a>(sk: u64) -> Option<&'a mut Known> {
+    known(sk, 0).filter(|known| known[WHAT] == HTTP)
 }
 
 #[inline(always)]
@@ -174,43 +219,74 @@ fn cookie(sk: u64) -> u64 {
 }
 
 #[inline(always)]
-fn name(sk: u64) -> Socket {
-    let offsets = OFFSETS.load();
-    Socket {
-        local_port: read_kernel(sk + u64::from(offsets.sock_num)),
-        remote_port: read_kernel(sk + u64::from(offsets.sock_dport)),
-        ..Socket::default()
-    }
+fn local_port(sk: u64) -> u32 {
+    // SAFETY: `sk` is the tracepoint's socket.
+    u32::from(unsafe { member::<u16>(sk, offset!(sock_num)) })
 }
 
 /// A record of what no process does.
 #[inline(always)]
-fn unnamed(sk: u64, cookie: u64, action: u32) -> Socket {
+fn unnamed(sk: u64, action: u32) -> Socket {
     let nobody = Target { start_ticks: 0, flags: 0, epoch: 0 };
     Socket {
         header: header(Kind::Socket, 0, size_of::<Socket>(), now_ns(), &nobody, 0, 0),
-        cookie,
+        cookie: cookie(sk),
         action,
-        ..name(sk)
+        local_port: local_port(sk),
+        ..Socket::default()
     }
 }
 
+/// How far a TCP connection has sent; of others nothing.
 #[inline(always)]
-fn sequence(record: &mut Socket, tcp: u64) {
-    let offsets = OFFSETS.load();
-    record.sent_until = read_kernel(tcp + u64::from(offsets.tcp_write_seq));
-    record.wire_until = read_kernel(tcp + u64::from(offsets.tcp_snd_nxt));
+fn sequence(record: &mut Socket, sk: u64) {
+    // SAFETY: `sk` is the tracepoint's socket.
+    let tcp = unsafe { generated::bpf_skc_to_tcp_sock(sk as *mut _) } as u64;
+    if tcp == 0 {
+        return;
+    }
+    // SAFETY: a TCP socket, as the helper that gave it says.
+    unsafe {
+        record.sent_until = member(tcp, offset!(tcp_write_seq));
+        record.wire_until = member(tcp, offset!(tcp_snd_nxt));
+    }
 }
 
 /// The system call that the current thread is in, and where its bytes are. Words of the saved registers, x86-64: 15 the
-/// number, 13 and 12 the second and third argument.
+/// number, 14, 13 and 12 the first to the third argument.
 #[inline(always)]
-fn place() -> (u32, Place) {
+fn place(target: &Target, sk: u64) -> (u32, Place) {
     // SAFETY: helpers without preconditions; the registers of the current task are there.
     let regs = unsafe { generated::bpf_task_pt_regs(bpf_get_current_task_btf().cast()) } as *const u64;
     // SAFETY: as above; the verifier knows the type.
-    let (number, second, third) = unsafe { (*regs.add(15), *regs.add(13), *regs.add(12)) };
+    let (number, first, second, third) =
+        unsafe { (*regs.add(15), *regs.add(14), *regs.add(13), *regs.add(12)) };
+    if target.flags & TARGET_RING != 0 && socket_of(first) != sk {
+        return (number as u32, Place::Unknown);
+    }
     (number as u32, place_of(number, second, third))
+}
+
+/// The socket (`struct sock`) of a descriptor of the current task.
+#[inline(always)]
+fn socket_of(descriptor: u64) -> u64 {
+    let follow = |from: u64, offset: u32| read_kernel::<u64>(from + u64::from(offset));
+    // SAFETY: a helper without preconditions.
+    let task = unsafe { bpf_get_current_task_btf() } as u64;
+    let table = follow(follow(task, offset!(task_files)), offset!(files_fdt));
+    let file = read_kernel::<u64>(follow(table, offset!(fdt_fd)) + (descriptor & 0xffff_ffff) * 8);
+    follow(follow(file, offset!(file_private_data)), offset!(socket_sk))
+}
+
+/// What counts bytes that moved out of sight.
+#[inline(always)]
+fn unseen(target: &Target, syscall: u32) -> Counter {
+    // sendfile, splice, recvmmsg, sendmmsg
+    match syscall {
+        40 | 275 | 299 | 307 => Counter::SocketUnseen,
+        _ if target.flags & TARGET_RING != 0 => Counter::SocketRing,
+        _ => Counter::SocketUnseen,
+    }
 }
 
 /// Where the bytes of this system call are.
@@ -230,28 +306,15 @@ pub(super) fn place_of(number: u64, second: u64, third: u64) -> Place {
     }
 }
 
-/// Whether this is a connection on which requests come.
+/// What begins with the bytes that were received: [`HTTP`], [`FOREIGN`] (counted), 0 where that is not certain.
 #[inline(always)]
-pub(super) fn is_followed(cookie: u64) -> bool {
-    // SAFETY: the value is copied at once.
-    unsafe { CONNECTIONS.get(cookie) }.copied() == Some(HTTP)
-}
-
-#[inline(always)]
-pub(super) fn forget(cookie: u64) {
-    let _gone = CONNECTIONS.remove(cookie);
-}
-
-/// Whether the bytes that were received begin a request; remembers the connection. No HTTP is remembered, too, where
-/// that is certain.
-#[inline(always)]
-pub(super) fn begins_request(cookie: u64, place: Place, bytes: u64) -> bool {
+pub(super) fn begins_request(place: Place, bytes: u64) -> u64 {
     let at = match place {
         Place::Flat(at) => at,
         Place::Parts { at, .. } => read_user(at).unwrap_or(0),
         Place::Unknown => 0,
     };
-    let Some(first) = read_user::<u32>(at) else { return false };
+    let Some(first) = read_user::<u32>(at) else { return 0 };
     // Fewer bytes than four: only those that were received count.
     let mask = match bytes {
         1 => 0xff,
@@ -260,7 +323,7 @@ pub(super) fn begins_request(cookie: u64, place: Place, bytes: u64) -> bool {
         _ => 0xffff_ffff,
     };
     let begins = |word: &[u8; 4]| first & mask == u32::from_le_bytes(*word) & mask;
-    let what = if begins(b"GET ")
+    if begins(b"GET ")
         || begins(b"POST")
         || begins(b"PUT ")
         || begins(b"HEAD")
@@ -277,10 +340,8 @@ pub(super) fn begins_request(cookie: u64, place: Place, bytes: u64) -> bool {
         count(Counter::SocketTls);
         FOREIGN
     } else {
-        return false;
-    };
-    let _full = CONNECTIONS.insert(cookie, what, 0);
-    what == HTTP
+        0
+    }
 }
 
 /// Writes a record with up to `most` of the bytes that were moved.

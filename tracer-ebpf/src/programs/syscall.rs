@@ -17,7 +17,7 @@ use tracer_abi::{
 
 use super::{
     common::{current_target, header, now_ns},
-    socket::{Place, begins_request, emit, forget, is_followed, place_of},
+    socket::{HTTP, Place, begins_request, emit, place_of},
 };
 
 /// The system call that a thread is in, if it is one of those below.
@@ -30,6 +30,9 @@ struct Call {
     third: u64,
 }
 
+/// Connections on which requests come, or certainly none: see [`begins_request`].
+#[map]
+static CONNECTIONS: LruHashMap<u64, u64> = LruHashMap::with_max_entries(32_768, 0);
 #[map]
 static SYSCALLS: LruHashMap<u32, Call> = LruHashMap::with_max_entries(MAX_THREADS, 0);
 
@@ -73,15 +76,20 @@ fn syscall_exit(ctx: BtfTracePointContext) -> i32 {
     let result: i64 = ctx.arg(1);
     let cookie = u64::from(tgid) << 32 | call.descriptor & 0xffff_ffff;
     let place = place_of(call.number, call.second, call.third);
-    let known = is_followed(cookie);
-    let (action, result, most) = if call.number == CLOSE && known {
-        forget(cookie);
+    // SAFETY: the value is copied at once.
+    let what = unsafe { CONNECTIONS.get(cookie) }.copied().unwrap_or(0);
+    let known = what == HTTP;
+    let (action, result, most) = if call.number == CLOSE && what != 0 {
+        let _gone = CONNECTIONS.remove(cookie);
+        if !known {
+            return 0;
+        }
         (STATE, STATE_CLOSE, 0)
     } else if is_one_of(SENDS, call.number) && known {
         (SEND, result, SEND_BYTES as u64)
     } else if is_one_of(RECEIVES, call.number)
         && result >= 0
-        && (known || result > 0 && begins_request(cookie, place, result as u64))
+        && (known || what == 0 && result > 0 && begins(cookie, place, result as u64))
     {
         (RECV, result, RECV_BYTES as u64)
     } else {
@@ -97,4 +105,14 @@ fn syscall_exit(ctx: BtfTracePointContext) -> i32 {
     };
     emit(&record, if action == STATE { Place::Unknown } else { place }, most);
     0
+}
+
+/// Whether a request begins; what begins is remembered.
+#[inline(always)]
+fn begins(cookie: u64, place: Place, bytes: u64) -> bool {
+    let what = begins_request(place, bytes);
+    if what != 0 {
+        let _full = CONNECTIONS.insert(cookie, what, 0);
+    }
+    what == HTTP
 }

@@ -25,7 +25,7 @@ use tracer_abi::{
 };
 
 use super::{
-    common::{OFFSETS, count, opaque, read_kernel, read_user},
+    common::{count, offset, opaque, read_kernel, read_user},
     python,
 };
 
@@ -241,31 +241,30 @@ fn registers(walk: &mut Walk) -> bool {
 /// and the instruction that a probe has displaced runs at another place.
 #[inline(always)]
 fn pending_returns(walk: &mut Walk) {
-    let offsets = OFFSETS.load();
-    if offsets.task_utask == 0 {
+    if offset!(task_utask) == 0 {
         return;
     }
     // SAFETY: a helper without preconditions.
     let task = unsafe { bpf_get_current_task_btf() } as u64;
-    let utask: u64 = read_kernel(task + u64::from(offsets.task_utask));
+    let utask: u64 = read_kernel(task + u64::from(offset!(task_utask)));
     if utask == 0 {
         return;
     }
-    walk.returns = read_kernel(utask + u64::from(offsets.utask_returns));
-    let mm: u64 = read_kernel(task + u64::from(offsets.task_mm));
-    let area: u64 = read_kernel(mm + u64::from(offsets.mm_xol_area));
+    walk.returns = read_kernel(utask + u64::from(offset!(utask_returns)));
+    let mm: u64 = read_kernel(task + u64::from(offset!(task_mm)));
+    let area: u64 = read_kernel(mm + u64::from(offset!(mm_xol_area)));
     if area == 0 {
         return;
     }
-    walk.trampoline = read_kernel(area + u64::from(offsets.xol_vaddr));
+    walk.trampoline = read_kernel(area + u64::from(offset!(xol_vaddr)));
     let at = walk.pc.wrapping_sub(walk.trampoline);
     if walk.trampoline == 0 || at >= 4096 {
         return;
     }
     if at >= 0x80 {
         // A copy of the probed instruction.
-        let original: u64 = read_kernel(utask + u64::from(offsets.utask_vaddr));
-        let copy: u64 = read_kernel(utask + u64::from(offsets.utask_xol_vaddr));
+        let original: u64 = read_kernel(utask + u64::from(offset!(utask_vaddr)));
+        let copy: u64 = read_kernel(utask + u64::from(offset!(utask_xol_vaddr)));
         walk.pc = original.wrapping_add(walk.pc.wrapping_sub(copy));
     } else if walk.returns != 0 {
         // On the way back, from the first instructions of the page: push rax; push rcx; push r11; mov; syscall.
@@ -283,15 +282,14 @@ fn pending_returns(walk: &mut Walk) {
 /// The return address of the innermost pending return probe, which is taken off.
 #[inline(always)]
 fn next_return(walk: &mut Walk) -> u64 {
-    let offsets = OFFSETS.load();
     let mut instance = walk.returns;
-    let address = read_kernel(instance + u64::from(offsets.return_address));
+    let address = read_kernel(instance + u64::from(offset!(return_address)));
     // Several probes of one function are one place on the stack.
     let mut turn = 0;
     while turn < 4 {
         turn += 1;
-        let chained: u8 = read_kernel(instance + u64::from(offsets.return_chained));
-        instance = read_kernel(instance + u64::from(offsets.return_next));
+        let chained: u8 = read_kernel(instance + u64::from(offset!(return_chained)));
+        instance = read_kernel(instance + u64::from(offset!(return_next)));
         if chained == 0 || instance == 0 {
             break;
         }

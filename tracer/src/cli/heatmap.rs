@@ -165,6 +165,7 @@ mod tests {
             process: crate::event::ProcessId::default(),
             tid: 0,
             delivered_ns,
+            written_ns: None,
             wire_ns: None,
             latency_ns,
             source: Source::Mark,

@@ -372,7 +372,7 @@ fn of_sockets(sockets: &Sockets, style: Style, out: &mut String) {
             optional(spread.max_ns)
         )
     };
-    let Sockets { exchanges, cut, slow_clients, lag, held, held_long } = sockets;
+    let Sockets { exchanges, cut, slow_clients, unread, lag, marks, held, held_long } = sockets;
     let mut exchanges = format!("  {} exchanges", count(*exchanges));
     for (n, what) in
         [(*cut, "cut short by the end of their connection"), (*slow_clients, "with a slow client")]
@@ -382,8 +382,15 @@ fn of_sockets(sockets: &Sockets, style: Style, out: &mut String) {
         }
     }
     let _ = writeln!(out, "{exchanges}");
+    for unread in unread {
+        let line = format!("  not read: {} {}", count(unread.count), unread.what);
+        let _ = writeln!(out, "{}", style.note(&line));
+    }
     if lag.n > 0 {
         let _ = writeln!(out, "  arrived → read (event-loop lag): {}", spread(lag));
+    }
+    if marks.n > 0 {
+        let _ = writeln!(out, "  mark of a token – its write: {}", spread(marks));
     }
     if held.n > 0 {
         let _ = writeln!(out, "  written → on the wire, where not at once: {}", spread(held));

@@ -140,8 +140,7 @@ fn text(tables: &Tables, life: &Life, style: Style) -> String {
         return out;
     }
     out.push_str(&timeline(life).render(style));
-    let held =
-        life.tokens.iter().filter_map(|piece| piece.token.wire_ns?.checked_sub(piece.token.delivered_ns));
+    let held = life.tokens.iter().filter_map(|piece| piece.token.held_ns());
     if let Some(longest) = held.clone().max() {
         let line = format!(
             "  {} tokens were held after they were written, up to {}: the kernel waited for an acknowledgement",
@@ -195,6 +194,8 @@ fn header(tables: &Tables, request: &Request, style: Style, out: &mut String) {
     let _ = writeln!(out, "  {} (source: {})", latencies.join(" · "), request.source.name());
     let names = [
         tables.wall.realtime_ns(request.received_ns).and_then(date_time),
+        // A request that passed through several servers is there once for each.
+        Some(format!("process {}", request.process.tgid)),
         request.trace_id.map(|trace| format!("trace {}", hex(&trace))),
     ];
     let names: Vec<String> = names.into_iter().flatten().collect();
@@ -294,6 +295,9 @@ struct RequestDocument<'a> {
     /// CLOCK_MONOTONIC; `_at` is UTC, `null` when not known.
     received_ns: u64,
     received_at: Option<String>,
+    /// Its first bytes reached the socket, and were read.
+    arrived_ns: Option<u64>,
+    read_ns: Option<u64>,
     end_ns: Option<u64>,
     end_at: Option<String>,
     finish: &'static str,
@@ -311,6 +315,8 @@ struct TokenDocument {
     /// CLOCK_MONOTONIC.
     delivered_ns: u64,
     delivered_at: Option<String>,
+    /// When it was handed to the kernel, where its socket was followed.
+    written_ns: Option<u64>,
     /// When it was on the wire, where that was not at once.
     wire_ns: Option<u64>,
     /// How its step is known.
@@ -387,6 +393,8 @@ impl<'a> RequestDocument<'a> {
             source: request.source.name(),
             received_ns: request.received_ns,
             received_at: utc(wall, request.received_ns),
+            arrived_ns: request.arrived_ns,
+            read_ns: request.read_ns,
             end_ns: request.end_ns,
             end_at: request.end_ns.and_then(|ns| utc(wall, ns)),
             finish: finish(request),
@@ -407,6 +415,7 @@ impl TokenDocument {
             index: token.index,
             delivered_ns: token.delivered_ns,
             delivered_at: utc(wall, token.delivered_ns),
+            written_ns: token.written_ns,
             wire_ns: token.wire_ns,
             joined_by: token.join.name(),
             latency_ns: token.latency_ns,

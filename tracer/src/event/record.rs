@@ -147,7 +147,8 @@ fn socket_of(bytes: &[u8], origin: Origin) -> Result<Record, RecordError> {
         cookie: record.cookie,
         action,
         bytes: captured.to_vec(),
-        local_port: record.local_port,
+        // A port has 16 bits.
+        local_port: record.local_port as u16,
     }))
 }
 

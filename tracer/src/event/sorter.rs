@@ -11,7 +11,10 @@ use std::{cmp::Reverse, collections::BinaryHeap};
 /// Holds items until no older one can come.
 #[derive(Debug)]
 pub struct Sorter<T> {
-    heap: BinaryHeap<Reverse<Entry<T>>>,
+    /// (Time, order of arrival, slot): items stay where they are, since they are many times as big as these.
+    heap: BinaryHeap<Reverse<(u64, u64, usize)>>,
+    slots: Vec<Option<T>>,
+    free: Vec<usize>,
     slack_ns: u64,
     released_ns: u64,
     sequence: u64,
@@ -22,7 +25,15 @@ impl<T> Sorter<T> {
     /// A sorter that allows records to arrive up to `slack_ns` after their time.
     #[must_use]
     pub fn new(slack_ns: u64) -> Self {
-        Self { heap: BinaryHeap::new(), slack_ns, released_ns: 0, sequence: 0, late: 0 }
+        Self {
+            heap: BinaryHeap::new(),
+            slots: Vec::new(),
+            free: Vec::new(),
+            slack_ns,
+            released_ns: 0,
+            sequence: 0,
+            late: 0,
+        }
     }
 
     /// Adds an item; items of equal time keep their order.
@@ -31,7 +42,12 @@ impl<T> Sorter<T> {
             self.late += 1;
         }
         self.sequence += 1;
-        self.heap.push(Reverse(Entry { key: (time_ns, self.sequence), item }));
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() - 1
+        });
+        self.slots[slot] = Some(item);
+        self.heap.push(Reverse((time_ns, self.sequence, slot)));
     }
 
     /// Hands over, oldest first, everything that is older than `drained_ns` minus the slack, where `drained_ns` is
@@ -39,9 +55,13 @@ impl<T> Sorter<T> {
     pub fn release(&mut self, drained_ns: u64, mut sink: impl FnMut(T)) {
         let watermark = drained_ns.saturating_sub(self.slack_ns);
         self.released_ns = self.released_ns.max(watermark);
-        while self.heap.peek().is_some_and(|Reverse(entry)| entry.key.0 < watermark) {
-            if let Some(Reverse(entry)) = self.heap.pop() {
-                sink(entry.item);
+        while let Some(&Reverse((time_ns, _, slot))) = self.heap.peek()
+            && time_ns < watermark
+        {
+            self.heap.pop();
+            self.free.push(slot);
+            if let Some(item) = self.slots[slot].take() {
+                sink(item);
             }
         }
     }
@@ -55,32 +75,6 @@ impl<T> Sorter<T> {
     #[must_use]
     pub const fn late(&self) -> u64 {
         self.late
-    }
-}
-
-#[derive(Debug)]
-struct Entry<T> {
-    key: (u64, u64),
-    item: T,
-}
-
-impl<T> PartialEq for Entry<T> {
-    fn eq(&self, other: &Self) -> bool {
-        self.key == other.key
-    }
-}
-
-impl<T> Eq for Entry<T> {}
-
-impl<T> PartialOrd for Entry<T> {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl<T> Ord for Entry<T> {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.key.cmp(&other.key)
     }
 }
 

@@ -18,6 +18,8 @@ const MAX_PIPELINED: usize = 1024;
 /// Most sends of a connection that wait for the wire.
 const MAX_HELD: usize = 4096;
 const EAGAIN: i64 = -11;
+const EPIPE: i64 = -32;
+const ECONNRESET: i64 = -104;
 
 /// One direction.
 #[derive(Debug)]
@@ -229,12 +231,18 @@ impl Connection {
         }
         self.process = io.origin.process;
         let Ok(bytes) = u64::try_from(result) else {
-            if let (EAGAIN, Some(exchange)) = (result, self.exchanges.front_mut()) {
-                exchange.refused_writes = exchange.refused_writes.saturating_add(1);
+            match (result, self.exchanges.front_mut()) {
+                (EAGAIN, Some(exchange)) => {
+                    exchange.refused_writes = exchange.refused_writes.saturating_add(1);
+                }
+                // The peer was gone before its request was read: no change of state comes any more.
+                (EPIPE | ECONNRESET, _) => self.closed(io.origin, context),
+                _ => {}
             }
             return false;
         };
         let held_bytes = sent_until.wrapping_sub(wire_until);
+        let mut exchange = None;
         let mut piece = piece_of(io, bytes);
         while !piece.is_empty() {
             if self.exchanges.is_empty() {
@@ -243,6 +251,7 @@ impl Connection {
                 self.outgoing = Side::Lost;
                 return false;
             }
+            exchange = self.exchanges.front().map(|exchange| exchange.id);
             if matches!(self.outgoing, Side::Lost) {
                 if !piece.bytes.starts_with(b"HTTP/1.") {
                     return false;
@@ -262,7 +271,7 @@ impl Connection {
                 return false;
             }
         }
-        self.hold(io.origin, sent_until, wire_until)
+        self.hold(io.origin, exchange, sent_until, wire_until)
     }
 
     /// Takes a part of what was sent: a head, or as much of a body as there is.
@@ -296,9 +305,10 @@ impl Connection {
             }
             Side::Body(Outgoing { framing, stream }) => {
                 let mut batches: Vec<Batch> = Vec::new();
-                let mut events = 0u32;
+                let (mut events, mut is_done) = (0u32, false);
                 let mut seen = |seen: Seen| {
                     events += 1;
+                    is_done |= seen == Seen::End;
                     if let Seen::Token(choice) = seen {
                         match batches.iter_mut().find(|batch| batch.choice == choice) {
                             Some(batch) => batch.tokens += 1,
@@ -308,8 +318,10 @@ impl Connection {
                 };
                 let is_over = framing.feed(piece, |part| stream.feed(part, &mut seen))?;
                 exchange.report(origin, &batches, events, bytes, held_bytes, context);
-                if is_over {
-                    self.outgoing = Side::Head(Vec::new());
+                // Where only its end ends a body, it may not be seen: of a socket that is not TCP's no state tells.
+                let is_last = is_done && *framing == Framing::UntilClose;
+                if is_over || is_last {
+                    self.outgoing = if is_last { Side::Lost } else { Side::Head(Vec::new()) };
                     self.end_first(origin, HttpFinish::Done, context);
                 }
                 Ok(())
@@ -346,14 +358,14 @@ impl Connection {
         }
     }
 
-    /// Remembers bytes that are not on the wire yet; whether there are any.
-    fn hold(&mut self, origin: Origin, sent_until: u32, wire_until: u32) -> bool {
+    /// Remembers bytes (of this exchange, the last one in them) that are not on the wire yet; whether there are any.
+    fn hold(&mut self, origin: Origin, exchange: Option<u64>, sent_until: u32, wire_until: u32) -> bool {
         let is_held = sent_until != wire_until;
         if is_held
             && self.held.len() < MAX_HELD
-            && let Some(exchange) = self.exchanges.front()
+            && let Some(exchange) = exchange
         {
-            self.held.push_back(Held { until: sent_until, exchange: exchange.id, sent_ns: origin.time_ns });
+            self.held.push_back(Held { until: sent_until, exchange, sent_ns: origin.time_ns });
         }
         is_held
     }

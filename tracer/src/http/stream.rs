@@ -28,8 +28,10 @@ pub(super) struct Stream {
 pub(super) enum Seen {
     /// A token of this choice.
     Token(u32),
-    /// Something else: a role, a usage record, a keep-alive, the end.
+    /// Something else: a role, a usage record, a keep-alive.
     Event,
+    /// The program says that nothing else comes.
+    End,
 }
 
 impl Stream {
@@ -137,7 +139,10 @@ impl Delta<'_> {
 }
 
 fn classify(data: &[u8], cut: bool, seen: &mut impl FnMut(Seen)) {
-    if data.is_empty() || data == b"[DONE]" {
+    if data == b"[DONE]" {
+        return seen(Seen::End);
+    }
+    if data.is_empty() {
         return seen(Seen::Event);
     }
     let Ok(chunk) = serde_json::from_slice::<Chunk<'_>>(data) else {

@@ -217,6 +217,8 @@ impl<'a> Properties<'a> {
             let text = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
             add("tenant", text(&request.tenant_id));
             add("model", text(&request.model));
+            add("model version", text(&request.model_version));
+            add("adapters", text(&request.adapters));
             add("prompt tokens", request.prompt_tokens.map(|n| range(n.into())));
         }
         known

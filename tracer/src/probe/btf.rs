@@ -45,7 +45,11 @@ pub fn offsets(path: &Path) -> Result<Offsets, ProbeError> {
         tcp_write_seq: types.member("tcp_sock", "write_seq").unwrap_or(0),
         tcp_snd_nxt: types.member("tcp_sock", "snd_nxt").unwrap_or(0),
         sock_num: types.member("sock_common", "skc_num").unwrap_or(0),
-        sock_dport: types.member("sock_common", "skc_dport").unwrap_or(0),
+        socket_sk: types.member("socket", "sk").unwrap_or(0),
+        task_files: types.member("task_struct", "files").unwrap_or(0),
+        files_fdt: types.member("files_struct", "fdt").unwrap_or(0),
+        fdt_fd: types.member("fdtable", "fd").unwrap_or(0),
+        file_private_data: types.member("file", "private_data").unwrap_or(0),
         ..returns
     })
 }

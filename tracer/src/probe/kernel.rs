@@ -170,8 +170,7 @@ impl Kernel {
     }
 
     fn attach_sockets(&mut self, btf: &Btf, offsets: &Offsets, by_syscalls: bool) {
-        let described =
-            ![offsets.tcp_write_seq, offsets.tcp_snd_nxt, offsets.sock_num, offsets.sock_dport].contains(&0);
+        let described = ![offsets.tcp_write_seq, offsets.tcp_snd_nxt, offsets.sock_num].contains(&0);
         let hooks = [
             (programs::SOCKET_STATE, "inet_sock_set_state"),
             (programs::SOCKET_SEND, "sock_send_length"),
@@ -180,6 +179,8 @@ impl Kernel {
         if described && !by_syscalls && self.try_tracepoints(&hooks, btf).is_ok() {
             let consequence = "when a request reached the machine is not known, only when it was read";
             self.tracepoint("arrivals", consequence, programs::SOCKET_READY, "sk_data_ready", btf);
+            // Kernels may be without io_uring: then there is nothing to tell apart.
+            let _no_rings = self.try_tracepoint(programs::SOCKET_RING, "io_uring_create", btf);
             return;
         }
         let calls = [(programs::SYSCALL_ENTER, "sys_enter"), (programs::SYSCALL_EXIT, "sys_exit")];

@@ -123,6 +123,15 @@ pub fn listening_ports(pid: u32) -> Vec<u16> {
         .collect()
 }
 
+/// Whether a process has an io_uring; false where that cannot be read.
+#[must_use]
+pub fn has_ring(pid: u32) -> bool {
+    let files = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    files
+        .filter_map(|file| std::fs::read_link(file.path()).ok())
+        .any(|to| to.as_os_str() == "anon_inode:[io_uring]")
+}
+
 /// Whether a thread of a process is under seccomp (seccomp(2)): then system calls that it never heard of may kill it.
 #[must_use]
 pub fn is_under_seccomp(pid: u32) -> bool {

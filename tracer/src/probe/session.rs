@@ -7,7 +7,7 @@ use std::{
 
 use aya::maps::{MapData, RingBuf};
 use engines::{Profiles, Role};
-use tracer_abi::{Counter, TARGET_FOLLOW, Target, sched};
+use tracer_abi::{Counter, TARGET_FOLLOW, TARGET_RING, Target, sched};
 
 use super::{
     Missing, Options, ProbeError,
@@ -139,7 +139,15 @@ impl Session {
     /// The map of targets is full.
     pub fn add_before_exec(&mut self, found: &Found) -> Result<(), ProbeError> {
         let now_ns = monotonic_ns();
-        let flags = if self.options.follow { TARGET_FOLLOW } else { 0 };
+        let mut flags = if self.options.follow { TARGET_FOLLOW } else { 0 };
+        if self.options.sockets && process::has_ring(found.id.tgid) {
+            flags |= TARGET_RING;
+            self.attacher.notices.push(Notice {
+                process: found.id,
+                library: "io_uring".into(),
+                text: "what it moves over sockets that way is counted (socket_io_uring), not followed".into(),
+            });
+        }
         let target = Target { start_ticks: found.id.start_ticks, flags, epoch: 0 };
         self.kernel
             .targets

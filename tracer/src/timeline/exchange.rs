@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
+use super::pair::{Marked, Pairs, TokenKey};
 use super::rows::{Join, Request, Source, Step, Token, Unmatched};
 use super::{Clock, Timeline};
 use crate::event::{HttpBegin, HttpEnd, HttpFinish, HttpSend, HttpWire, Origin, ProcessId};
@@ -15,19 +16,20 @@ use crate::event::{HttpBegin, HttpEnd, HttpFinish, HttpSend, HttpWire, Origin, P
 const MAX_STEPS: usize = 1 << 16;
 /// Most tokens of one exchange.
 const MAX_TOKENS: usize = 1 << 20;
-/// Most names of marked requests that are remembered.
-const MAX_NAMES: usize = 1 << 16;
 /// From this status on a response is an error (RFC 9110, section 15).
 const FIRST_ERROR: u16 = 400;
 
 #[derive(Debug)]
-struct Exchange {
-    begin: HttpBegin,
-    sends: Vec<HttpSend>,
-    tokens: usize,
+pub(super) struct Exchange {
+    pub(super) begin: HttpBegin,
+    /// By the first token in each.
+    pub(super) sends: BTreeMap<TokenKey, HttpSend>,
+    pub(super) tokens: usize,
     /// Of sends that were held: when they were made → when their bytes were on the wire.
-    wires: HashMap<u64, u64>,
-    end: Option<HttpEnd>,
+    pub(super) wires: HashMap<u64, u64>,
+    pub(super) end: Option<HttpEnd>,
+    /// The request that marks tell of, where they do.
+    pub(super) marked: Option<(u64, Marked)>,
     /// When it closes, once it has ended.
     due_ns: u64,
 }
@@ -44,28 +46,16 @@ struct Ended {
 /// Open exchanges, and the steps that their tokens may be of.
 #[derive(Debug, Default)]
 pub(super) struct Exchanges {
-    open: BTreeMap<u64, Exchange>,
+    pub(super) open: BTreeMap<u64, Exchange>,
+    pub(super) pairs: Pairs,
     closing: BTreeSet<(u64, u64)>,
     /// Per process, in order of their begin.
     steps: BTreeMap<ProcessId, VecDeque<Ended>>,
-    /// Processes whose marks tell of tokens, and names of requests that marks told of.
-    marking: BTreeSet<ProcessId>,
-    marked_names: BTreeSet<String>,
 }
 
 impl Exchanges {
     pub(super) fn len(&self) -> usize {
         self.open.len()
-    }
-
-    pub(super) fn marked(&mut self, process: ProcessId) {
-        self.marking.insert(process);
-    }
-
-    pub(super) fn named(&mut self, name: &str) {
-        if !name.is_empty() && self.marked_names.len() < MAX_NAMES {
-            self.marked_names.insert(name.to_owned());
-        }
     }
 
     pub(super) fn step(&mut self, step: &Step) {
@@ -86,11 +76,6 @@ impl Exchanges {
         self.open.keys().copied()
     }
 
-    /// Marks tell of the same: what they say holds.
-    fn is_marked(&self, begin: &HttpBegin) -> bool {
-        self.marking.contains(&begin.origin.process) || self.marked_names.contains(&begin.request_id)
-    }
-
     /// The process whose steps serve a request: its own, or (where it has none) the one with most of them.
     fn steps_for(&self, process: ProcessId) -> Option<&VecDeque<Ended>> {
         self.steps.get(&process).or_else(|| self.steps.values().max_by_key(|steps| steps.len()))
@@ -99,8 +84,16 @@ impl Exchanges {
 
 impl<C: Clock> Timeline<C> {
     pub(super) fn http_begin(&mut self, begin: HttpBegin) {
-        let exchange =
-            Exchange { sends: Vec::new(), tokens: 0, wires: HashMap::new(), end: None, due_ns: 0, begin };
+        let exchange = Exchange {
+            sends: BTreeMap::new(),
+            tokens: 0,
+            wires: HashMap::new(),
+            end: None,
+            marked: None,
+            due_ns: 0,
+            begin,
+        };
+        self.exchanges.pairs.opened(&exchange.begin);
         self.exchanges.open.insert(exchange.begin.exchange, exchange);
     }
 
@@ -112,12 +105,18 @@ impl<C: Clock> Timeline<C> {
                 .add(Unmatched::Evicted, send.origin, send.tokens.into(), || "tokens of an exchange".into());
             return;
         }
-        exchange.sends.push(send);
+        let first = (send.choice, send.first_token);
+        exchange.sends.insert(first, send);
+        self.release_departed(
+            send.exchange,
+            first..(send.choice, send.first_token.saturating_add(send.tokens)),
+        );
     }
 
     pub(super) fn http_wire(&mut self, wire: HttpWire) {
         if let Some(exchange) = self.exchanges.open.get_mut(&wire.exchange) {
             exchange.wires.insert(wire.sent_ns, wire.origin.time_ns);
+            self.release_departed(wire.exchange, ..);
         }
     }
 
@@ -139,10 +138,11 @@ impl<C: Clock> Timeline<C> {
 
     /// The exchange is final: yields its rows, unless marks tell of it or it is no request for tokens.
     pub(super) fn close_exchange(&mut self, id: u64) {
+        let is_marked = self.settle(id);
         let Some(exchange) = self.exchanges.open.remove(&id) else { return };
-        let Exchange { begin, sends, tokens, wires, end, due_ns } = exchange;
+        let Exchange { begin, sends, tokens, wires, end, due_ns, .. } = exchange;
         self.exchanges.closing.remove(&(due_ns, id));
-        if (tokens == 0 && begin.method != "POST") || self.exchanges.is_marked(&begin) {
+        if is_marked || (tokens == 0 && begin.method != "POST") {
             return;
         }
         let request = self.requests.next_id();
@@ -170,6 +170,7 @@ impl<C: Clock> Timeline<C> {
             kv_cache_strategy: String::new(),
             prompt_tokens: None,
             received_ns,
+            arrived_ns: begin.arrived_ns,
             read_ns: Some(begin.read_ns),
             source: Source::Socket,
             end_ns: end.map(|end| end.origin.time_ns),
@@ -187,15 +188,15 @@ impl<C: Clock> Timeline<C> {
         request: u64,
         received_ns: u64,
         origin: Origin,
-        sends: &[HttpSend],
+        sends: &BTreeMap<TokenKey, HttpSend>,
     ) -> Vec<Token> {
         let mut choices: BTreeMap<u32, Vec<(u32, u64)>> = BTreeMap::new();
-        for send in sends {
+        for send in sends.values() {
             let indexes = (0..send.tokens).map(|n| send.first_token.saturating_add(n));
             choices.entry(send.choice).or_default().extend(indexes.map(|index| (index, send.origin.time_ns)));
         }
         let writers: HashMap<u64, u32> =
-            sends.iter().map(|send| (send.origin.time_ns, send.origin.tid)).collect();
+            sends.values().map(|send| (send.origin.time_ns, send.origin.tid)).collect();
         let steps = self.exchanges.steps_for(origin.process);
         let mut rows = Vec::new();
         let first_ns = steps.and_then(|steps| steps.front()).map(|step| step.ended_ns);
@@ -216,6 +217,7 @@ impl<C: Clock> Timeline<C> {
                     process: origin.process,
                     tid: writers.get(&delivered_ns).copied().unwrap_or(origin.tid),
                     delivered_ns,
+                    written_ns: Some(delivered_ns),
                     wire_ns: None,
                     latency_ns: delivered_ns.checked_sub(before_ns),
                     source: Source::Socket,

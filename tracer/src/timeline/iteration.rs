@@ -199,7 +199,7 @@ impl<C: Clock> Timeline<C> {
         for (origin, mut token) in tokens {
             if let Some((id, step)) = closed {
                 (token.iteration, token.step, token.join) = (Some(id), Some(step.id), Join::Mark);
-                self.out.tokens.push(token);
+                self.marked_token(origin, token);
             } else {
                 self.token_without_step(origin, token, is_old);
             }

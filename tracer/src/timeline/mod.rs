@@ -10,8 +10,9 @@
 //! - a **GPU span** belongs to the step whose enqueue lies within the span's host interval;
 //! - a **wait** that returns after an enqueue, by the same thread and for the same stream, is the host-observed end;
 //! - an **iteration** is the steps of one process with one batch id;
-//! - an **HTTP exchange** is a request where no marks tell of it; see [`exchange`];
 //! - a **fact** told by an attr mark is the request's where its key is one of [`REQUEST_KEYS`];
+//! - an **HTTP exchange** is a request where no marks tell of it (see [`exchange`]), else it adds to what they tell (see
+//!   [`pair`]);
 //! - a **token** belongs to the iteration whose batch has the slot (request, choice, generation step = index).
 
 pub mod budget;
@@ -21,6 +22,7 @@ mod driver;
 mod exchange;
 mod iteration;
 mod order;
+pub mod pair;
 mod request;
 pub mod rows;
 pub mod shares;
@@ -321,6 +323,7 @@ impl<C: Clock> Timeline<C> {
         while let Some(id) = self.requests.due(self.now_ns) {
             self.close_request(id);
         }
+        self.release_waiting();
         while let Some(id) = self.exchanges.due(self.now_ns) {
             self.close_exchange(id);
         }

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use tracer_abi::mark::{FINISH_CANCELLED, FINISH_ERROR};
 
 use super::iteration::IterationKey;
+use super::pair::Names;
 use super::rows::{Join, Request, Source, Token, Unmatched};
 use super::{Clock, Timeline};
 use crate::event::mark;
@@ -124,13 +125,26 @@ struct OpenRequest {
     end: Option<(u64, mark::RequestEnd)>,
     choices: BTreeMap<u32, Choice>,
     ttft_ns: Option<u64>,
+    /// Of its bytes: when they reached the socket, and were read.
+    arrived_ns: Option<u64>,
+    read_ns: Option<u64>,
     /// When it closes, once it has ended.
     due_ns: Option<u64>,
 }
 
 impl OpenRequest {
     fn new(origin: Origin, number: u64, begin: Option<(mark::RequestBegin, u64)>) -> Self {
-        Self { origin, number, begin, end: None, choices: BTreeMap::new(), ttft_ns: None, due_ns: None }
+        Self {
+            origin,
+            number,
+            begin,
+            end: None,
+            choices: BTreeMap::new(),
+            ttft_ns: None,
+            arrived_ns: None,
+            read_ns: None,
+            due_ns: None,
+        }
     }
 
     fn delivered(&self) -> u64 {
@@ -256,14 +270,18 @@ impl<C: Clock> Timeline<C> {
 
     pub(super) fn request_begin(&mut self, origin: Origin, begin: mark::RequestBegin) {
         let number = begin.request;
-        self.exchanges.named(&begin.request_id);
         if let Some(&before) = self.requests.numbers.get(&(origin.process, number)) {
             self.close_request(before);
         }
         // A receipt after the mark that tells of it is on another clock.
         let received_ns = begin.received_ns.filter(|&ns| ns <= origin.time_ns).unwrap_or(origin.time_ns);
+        let names = Names::new(&begin.request_id, begin.trace_id);
         let request = OpenRequest::new(origin, number, Some((begin, received_ns)));
-        self.requests.insert(origin.process, request);
+        let id = self.requests.insert(origin.process, request);
+        let exchange = self.exchanges.pair(origin.process, &names, id);
+        if let Some((exchange, request)) = exchange.zip(self.requests.open.get_mut(&id)) {
+            (request.arrived_ns, request.read_ns) = (exchange.arrived_ns, Some(exchange.read_ns));
+        }
     }
 
     /// A fact of a request that its begin could not tell yet.
@@ -284,7 +302,7 @@ impl<C: Clock> Timeline<C> {
     }
 
     pub(super) fn token(&mut self, origin: Origin, mark: mark::Token) {
-        self.exchanges.marked(origin.process);
+        self.exchanges.pairs.marks(origin.process);
         let id = self.request_of(origin, mark.request);
         let mark::Token { choice, index, .. } = mark;
         let Some(request) = self.requests.open.get_mut(&id) else { return };
@@ -317,6 +335,7 @@ impl<C: Clock> Timeline<C> {
             process: origin.process,
             tid: origin.tid,
             delivered_ns: origin.time_ns,
+            written_ns: None,
             wire_ns: None,
             latency_ns,
             source: Source::Mark,
@@ -332,7 +351,7 @@ impl<C: Clock> Timeline<C> {
             },
             Some(Place::Closed { iteration, step }) => {
                 (token.iteration, token.step, token.join) = (Some(iteration), Some(step), Join::Mark);
-                self.out.tokens.push(token);
+                self.marked_token(origin, token);
             }
             Some(Place::Nowhere { is_old }) => self.token_without_step(origin, token, is_old),
             None => self.token_without_step(origin, token, is_old),
@@ -344,7 +363,7 @@ impl<C: Clock> Timeline<C> {
         let Token { request, choice, index, .. } = token;
         let kind = if is_old { Unmatched::BeforeFirstStep } else { Unmatched::TokenWithoutStep };
         self.counts.add(kind, origin, 1, || format!("request {request} choice {choice} token {index}"));
-        self.out.tokens.push(Token { prefill: false, ..token });
+        self.marked_token(origin, Token { prefill: false, ..token });
     }
 
     pub(super) fn evict_request(&mut self) {
@@ -378,7 +397,8 @@ impl<C: Clock> Timeline<C> {
             kv_cache_strategy: begin.kv_cache_strategy,
             prompt_tokens: begin.prompt_tokens,
             received_ns,
-            read_ns: None,
+            arrived_ns: request.arrived_ns,
+            read_ns: request.read_ns,
             source: Source::Mark,
             end_ns: end.map(|(end_ns, _)| end_ns),
             finish_reason: end.map_or(tracer_abi::mark::FINISH_UNKNOWN, |(_, end)| end.finish_reason),

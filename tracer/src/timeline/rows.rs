@@ -152,7 +152,9 @@ pub struct Request {
     pub prompt_tokens: Option<u32>,
     /// Origin of TTFT; `source` says where it came from.
     pub received_ns: u64,
-    /// When the program read it, where that is known apart from `received_ns`: the time between is event-loop lag.
+    /// When its first byte reached the socket, and was read from it, where its socket was followed: the time between
+    /// is event-loop lag.
+    pub arrived_ns: Option<u64>,
     pub read_ns: Option<u64>,
     pub source: Source,
     /// Request end; `None`: still running when the recording stopped.
@@ -181,6 +183,8 @@ pub struct Token {
     pub tid: u32,
     /// When it was delivered; see `source`.
     pub delivered_ns: u64,
+    /// When it was handed to the kernel, where its socket was followed.
+    pub written_ns: Option<u64>,
     /// When its last byte was put on the wire, where that was not at once: held by Nagle's algorithm or a full window.
     pub wire_ns: Option<u64>,
     /// TTFT for index 0 (since the request was received), else ITL (since the token before it, index − 1).
@@ -193,6 +197,14 @@ pub struct Token {
     pub step: Option<u64>,
     pub join: Join,
     pub prefill: bool,
+}
+
+impl Token {
+    /// How long it was held after it was written, in ns; `None`: it was not, or that was not seen.
+    #[must_use]
+    pub fn held_ns(&self) -> Option<u64> {
+        self.wire_ns?.checked_sub(self.written_ns.unwrap_or(self.delivered_ns))
+    }
 }
 
 /// A thing that could not be joined, each kind counted separately in the ledger.
@@ -221,12 +233,20 @@ pub enum Unmatched {
     StepWithoutGpuSpan,
     /// A GPU span that the clock could not map.
     GpuSpanUnaligned,
+    /// An HTTP exchange with tokens in a program that marks tokens, of which no marked request is known to be.
+    ExchangeWithoutRequest,
+    /// A marked token that is not in the response of its request, though all of that was seen.
+    MarkWithoutWrite,
+    /// A token in such a response that no mark tells of.
+    WriteWithoutMark,
+    /// A token whose mark and write are more than [`super::pair::FAR_NS`] apart.
+    MarkFarFromWrite,
     /// Open state dropped to stay in bounds.
     Evicted,
 }
 
 impl Unmatched {
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 15] = [
         Self::StepWithoutBatch,
         Self::BatchWithoutStep,
         Self::TokenWithoutStep,
@@ -237,6 +257,10 @@ impl Unmatched {
         Self::GpuSpanWithoutStep,
         Self::StepWithoutGpuSpan,
         Self::GpuSpanUnaligned,
+        Self::ExchangeWithoutRequest,
+        Self::MarkWithoutWrite,
+        Self::WriteWithoutMark,
+        Self::MarkFarFromWrite,
         Self::Evicted,
     ];
 
@@ -254,6 +278,10 @@ impl Unmatched {
             Self::GpuSpanWithoutStep => "gpu_span_without_step",
             Self::StepWithoutGpuSpan => "step_without_gpu_span",
             Self::GpuSpanUnaligned => "gpu_span_unaligned",
+            Self::ExchangeWithoutRequest => "exchange_without_request",
+            Self::MarkWithoutWrite => "mark_without_write",
+            Self::WriteWithoutMark => "write_without_mark",
+            Self::MarkFarFromWrite => "mark_far_from_write",
             Self::Evicted => "evicted",
         }
     }
@@ -274,7 +302,11 @@ impl Unmatched {
             | Self::TokenWithoutStep
             | Self::BeforeFirstStep
             | Self::TokenRepeated
-            | Self::UnknownRequest => false,
+            | Self::UnknownRequest
+            | Self::ExchangeWithoutRequest
+            | Self::MarkWithoutWrite
+            | Self::WriteWithoutMark
+            | Self::MarkFarFromWrite => false,
         }
     }
 }

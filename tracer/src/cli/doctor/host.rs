@@ -8,7 +8,7 @@ use crate::probe::{self, ProbeError, btf, object};
 /// Everything but the probes themselves.
 pub(super) fn checks() -> Vec<Check> {
     let mut checks = vec![program(), kernel(), privileges(), types()];
-    checks.extend([pid_namespace(), lockdown(), paranoid(), tracefs(), clock_source()]);
+    checks.extend([pid_namespace(), lockdown(), paranoid(), tracefs(), clock_source(), rings()]);
     checks
 }
 
@@ -147,6 +147,18 @@ fn tracefs() -> Check {
             None => "not mounted, and not needed".to_owned(),
         },
     )
+}
+
+/// What programs read and write through an io_uring is not followed.
+fn rings() -> Check {
+    let found = match read("/proc/sys/kernel/io_uring_disabled").as_deref() {
+        Some("0") => "allowed",
+        Some("1") => "allowed to some (io_uring_disabled is 1)",
+        Some("2") => "switched off",
+        _ => "this kernel has none, or cannot switch it off (before 6.6)",
+    };
+    let note = "what a server reads and writes on sockets through one is counted, not followed";
+    Check::ok("io_uring", format!("{found}; {note}"))
 }
 
 fn clock_source() -> Check {

@@ -22,6 +22,10 @@ const MOST_ROWS: usize = 50;
 pub(crate) enum Property {
     TenantId,
     Model,
+    ModelVersion,
+    EngineHash,
+    Adapters,
+    KvCacheStrategy,
     /// The client's name of the request
     RequestId,
     FinishReason,
@@ -102,6 +106,10 @@ impl Known<'_> {
         let value = match property {
             Property::TenantId => request.map(|request| request.tenant_id.clone()),
             Property::Model => request.map(|request| request.model.clone()),
+            Property::ModelVersion => request.map(|request| request.model_version.clone()),
+            Property::EngineHash => request.map(|request| request.engine_hash.clone()),
+            Property::Adapters => request.map(|request| request.adapters.clone()),
+            Property::KvCacheStrategy => request.map(|request| request.kv_cache_strategy.clone()),
             Property::RequestId => request.map(|request| request.request_id.clone()),
             Property::FinishReason => request.map(|request| finish(request).to_owned()),
             Property::PromptTokens => request.and_then(|request| request.prompt_tokens).map(power_of_two),

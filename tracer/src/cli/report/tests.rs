@@ -162,3 +162,25 @@ fn colour_only_where_asked() {
     assert!(text(&summary, Style { color: true }).contains("\x1b[1m"));
     assert!(!text(&summary, Style::default()).contains('\x1b'));
 }
+
+#[test]
+fn what_sockets_tell_and_what_was_not_read_on_them() {
+    let mut tables = tables();
+    assert!(!page(&tables).contains("Sockets"));
+    for (name, count) in [("socket_io_uring", 3), ("socket_tls", 2), ("http_encoded", 0)] {
+        tables.ledger.push(LedgerRow { process: None, name: name.into(), count, loss: false });
+    }
+    for token in &mut tables.tokens {
+        token.written_ns = Some(token.delivered_ns + 7_000);
+    }
+    let text = page(&tables);
+    for part in [
+        "Sockets",
+        "not read: 3 reads and writes through an io_uring",
+        "not read: 2 encrypted connections (TLS)",
+        "mark of a token – its write: n 1 000, p50 7.00 µs",
+    ] {
+        assert!(text.contains(part), "{part}\n{text}");
+    }
+    assert!(!text.contains("compressed"), "{text}");
+}

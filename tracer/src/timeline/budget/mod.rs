@@ -187,7 +187,7 @@ impl Budgets {
             choice: token.choice,
             index: token.index,
             latency_ns,
-            nagle_hold_ns: token.wire_ns.map_or(0, |wire_ns| wire_ns.saturating_sub(token.delivered_ns)),
+            nagle_hold_ns: token.held_ns().unwrap_or(0),
             ..Budget::default()
         };
         let mut blocked: HashMap<Blocked, u64> = HashMap::new();
