@@ -243,6 +243,7 @@ fn raw_fd(map: &Map) -> Option<RawFd> {
         | Map::PerCpuArray(data)
         | Map::RingBuf(data)
         | Map::ArrayOfMaps(data)
+        | Map::SkStorage(data)
         | Map::StackTraceMap(data) => Some(data.fd().as_fd().as_raw_fd()),
         _ => None,
     }
