@@ -11,6 +11,8 @@ type Tone = (f64, f64, f64);
 /// The levels of groups above the functions, outermost first; deeper ones take the last.
 const GROUPS: [Tone; 2] = [(214.0, 6.0, 0.42), (176.0, 14.0, 0.34)];
 const KERNEL: Tone = (322.0, 10.0, 0.48);
+/// Threads that woke others.
+const WAKER: Tone = (128.0, 14.0, 0.42);
 const HOT: Tone = (36.0, 18.0, 0.92);
 const WAIT: Tone = (208.0, 20.0, 0.55);
 
@@ -26,6 +28,9 @@ pub(crate) fn group(level: usize, name: &str) -> Color {
 pub(crate) fn function(palette: Palette, name: &str) -> Color {
     if name.ends_with("_[k]") {
         return tint(KERNEL, name);
+    }
+    if name.ends_with("_[w]") {
+        return tint(WAKER, name);
     }
     if name.starts_with('[') && name.ends_with(']') {
         return MISSING;
@@ -92,6 +97,7 @@ mod tests {
                 function(Palette::Hot, &name),
                 function(Palette::Wait, &name),
                 function(Palette::Hot, &format!("{name}_[k]")),
+                function(Palette::Wait, &format!("{name}_[w]")),
             ] {
                 prop_assert!(contrast_with_black(colour) >= 7.0, "{:?}", colour);
             }

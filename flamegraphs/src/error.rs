@@ -10,8 +10,10 @@ pub enum Error {
     /// The weights of all stacks do not fit 64 bits.
     #[error("the weights of the stacks add up to more than 64 bits hold")]
     WeightOverflow,
-    /// The range of an axis ends before it begins.
-    #[error("the time range ends ({end_ns} ns) before it begins ({begin_ns} ns)")]
+    /// The range of an axis holds nothing, or more columns than can be seen.
+    #[error(
+        "a range of time from {begin_ns} ns to {end_ns} ns cannot be drawn: it holds nothing, or too much"
+    )]
     BadRange {
         /// First instant, ns.
         begin_ns: u64,

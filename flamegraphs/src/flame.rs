@@ -31,7 +31,7 @@ pub struct FlameOptions {
     pub count_name: String,
     /// Numbers shown are weight × factor, rounded: 0.001 shows weights in ns as µs. Not positive: 1.
     pub factor: f64,
-    /// Colours of the functions. Kernel frames (`_[k]`) and groups have their own.
+    /// Colours of the functions. Kernel frames (`_[k]`), wakers (`_[w]`) and groups have their own.
     pub palette: Palette,
     /// How many frames at the root of each stack are groups (request, phase), not functions.
     pub groups: usize,
@@ -57,12 +57,42 @@ pub fn flamegraph<I>(stacks: I, options: &FlameOptions) -> Result<FlameGraph, Er
 where
     I: IntoIterator<Item = (Vec<String>, u64)>,
 {
-    let stacks = merge(stacks)?;
+    let stacks = merge(stacks.into_iter().map(|(stack, weight)| (stack, [weight])))?;
     let mut colours = colours(&stacks, options);
     let mut settings = settings(options);
     settings.palette_map = Some(&mut colours);
-    let lines: Vec<String> =
-        stacks.iter().map(|(stack, weight)| format!("{} {weight}", stack.join(";"))).collect();
+    render(&stacks, settings)
+}
+
+/// Draws how stacks grew: widths are the second weight, red where it is larger than the first, blue where it is
+/// smaller. Otherwise as [`flamegraph`]; the folded text has both weights, in their order.
+///
+/// # Errors
+/// As [`flamegraph`]; [`Error::Empty`] also when no stack has a second weight.
+pub fn differential<I>(stacks: I, options: &FlameOptions) -> Result<FlameGraph, Error>
+where
+    I: IntoIterator<Item = (Vec<String>, [u64; 2])>,
+{
+    let stacks = merge(stacks)?;
+    if stacks.values().all(|[_, weight]| *weight == 0) {
+        return Err(Error::Empty("samples"));
+    }
+    // Inferno multiplies differences by 150 in 64 bits with a sign.
+    if stacks.values().flatten().any(|weight| *weight > i64::MAX as u64 / 256) {
+        return Err(Error::WeightOverflow);
+    }
+    render(&stacks, settings(options))
+}
+
+fn render<const N: usize>(
+    stacks: &BTreeMap<Vec<String>, [u64; N]>,
+    mut settings: inferno::flamegraph::Options<'_>,
+) -> Result<FlameGraph, Error> {
+    let line = |(stack, weights): (&Vec<String>, &[u64; N])| {
+        let weights: String = weights.iter().map(|weight| format!(" {weight}")).collect();
+        stack.join(";") + &weights
+    };
+    let lines: Vec<String> = stacks.iter().map(line).collect();
     let mut svg = Vec::new();
     // Lines go in the reverse of their order because `flame_chart` turns them around; see `settings`.
     inferno::flamegraph::from_lines(&mut settings, lines.iter().rev().map(String::as_str), &mut svg)?;
@@ -75,18 +105,21 @@ where
 
 /// The different stacks sorted by frames. (Sorting folded lines by their bytes would tear equal roots apart: `;` comes
 /// after a space.)
-fn merge<I>(stacks: I) -> Result<BTreeMap<Vec<String>, u64>, Error>
+fn merge<I, const N: usize>(stacks: I) -> Result<BTreeMap<Vec<String>, [u64; N]>, Error>
 where
-    I: IntoIterator<Item = (Vec<String>, u64)>,
+    I: IntoIterator<Item = (Vec<String>, [u64; N])>,
 {
-    let mut merged: BTreeMap<Vec<String>, u64> = BTreeMap::new();
-    let mut total: u64 = 0;
-    for (stack, weight) in stacks {
-        if stack.is_empty() || weight == 0 {
+    let mut merged: BTreeMap<Vec<String>, [u64; N]> = BTreeMap::new();
+    let mut totals = [0u64; N];
+    for (stack, weights) in stacks {
+        if stack.is_empty() || weights.iter().all(|weight| *weight == 0) {
             continue;
         }
-        total = total.checked_add(weight).ok_or(Error::WeightOverflow)?;
-        *merged.entry(stack.iter().map(|name| frame_name(name)).collect()).or_default() += weight;
+        let sums = merged.entry(stack.iter().map(|name| frame_name(name)).collect()).or_insert([0; N]);
+        for ((sum, total), weight) in sums.iter_mut().zip(&mut totals).zip(weights) {
+            *total = total.checked_add(weight).ok_or(Error::WeightOverflow)?;
+            *sum += weight;
+        }
     }
     if merged.is_empty() {
         return Err(Error::Empty("samples"));
@@ -95,7 +128,7 @@ where
 }
 
 /// A colour for every name. Where a group and a function share one, the outermost group decides.
-fn colours(stacks: &BTreeMap<Vec<String>, u64>, options: &FlameOptions) -> PaletteMap {
+fn colours(stacks: &BTreeMap<Vec<String>, [u64; 1]>, options: &FlameOptions) -> PaletteMap {
     let mut colours = PaletteMap::default();
     // The frame that inferno draws below all others.
     colours.insert("", Color { r: 226, g: 228, b: 232 });

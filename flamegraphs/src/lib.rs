@@ -1,4 +1,4 @@
-//! Pictures of latency as SVG: flame graphs, heatmaps and histograms.
+//! Pictures of latency as SVG: flame graphs, heatmaps, histograms, percentiles, and single requests.
 //!
 //! In: stacks with weights, latencies in nanoseconds, request ids as they came from outside. Out: one SVG document as
 //! a string, equal input giving equal bytes. This crate does no I/O, knows nothing of captures or events, and trusts
@@ -13,13 +13,21 @@ mod flame;
 mod frame;
 mod heatmap;
 mod histogram;
+mod matrix;
+mod part;
+mod percentile;
+mod request;
 mod scale;
 mod svg;
 pub mod text;
 
 pub use error::Error;
-pub use flame::{FlameGraph, FlameOptions, Palette, flamegraph};
+pub use flame::{FlameGraph, FlameOptions, Palette, differential, flamegraph};
 pub use frame::Header;
 pub use heatmap::{Axis, Fault, HeatmapInput, Lane, Loss, Point, Stretch, Strip, heatmap};
 pub use histogram::{HistogramInput, Panel, Quantile, histogram};
+pub use matrix::{MatrixCell, MatrixInput, Measure, matrix};
+pub use part::Hue;
+pub use percentile::{PercentileInput, Series, percentiles};
+pub use request::{GpuBar, Part, Piece, RequestInput, StepBar, TokenBar, request};
 pub use scale::duration;

@@ -117,6 +117,25 @@ pub(crate) fn nice_time_at_least(value_ns: f64) -> u64 {
     STEPS.into_iter().find(|&step| step as f64 >= value_ns).unwrap_or_else(days)
 }
 
+/// Round times in `[begin, end]`, about `most` of them, as labels in one unit; and the name of that unit.
+pub(crate) fn time_ticks(begin_ns: u64, end_ns: u64, most: usize) -> (Vec<(u64, String)>, &'static str) {
+    let span_ns = end_ns.saturating_sub(begin_ns).max(1);
+    let unit = time_unit(span_ns);
+    let step_ns = nice_time_at_least(span_ns as f64 / most.max(1) as f64);
+    let exact = |decimals: &u32| step_ns.saturating_mul(10u64.pow(*decimals)).is_multiple_of(unit.ns);
+    let decimals = (0..4).find(exact).unwrap_or(4) as usize;
+    let mut ticks = Vec::new();
+    let mut at = begin_ns.div_ceil(step_ns).saturating_mul(step_ns);
+    while at <= end_ns && ticks.len() < 30 {
+        ticks.push((at, format!("{:.decimals$}", at as f64 / unit.ns as f64)));
+        match at.checked_add(step_ns) {
+            Some(next) => at = next,
+            None => break,
+        }
+    }
+    (ticks, unit.name)
+}
+
 /// Ticks of a logarithmic axis over `[low, high]`: 1 × 10^k, with 2 and 5 where there is room for at most `max`.
 pub(crate) fn log_ticks(low: u64, high: u64, max: usize) -> Vec<u64> {
     let within = |factors: &[u64]| -> Vec<u64> {

@@ -84,25 +84,23 @@ impl Rect {
 
 /// An SVG document being written.
 pub(crate) struct Svg {
-    out: String,
+    width: f64,
+    height: f64,
+    label: String,
+    defs: String,
+    body: String,
 }
 
 impl Svg {
     /// Opens a document of the given size on white; `label` is its accessible name, `defs` trusted markup.
     pub(crate) fn new(width: f64, height: f64, label: &str, defs: &str) -> Self {
-        let mut svg = Self { out: String::with_capacity(64 * 1024) };
-        svg.put(format_args!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{w}\" height=\"{h}\" viewBox=\"0 0 {w} {h}\" \
-             role=\"img\" aria-label=\"{}\" font-family=\"{FONTS}\">\n",
-            Escaped(label),
-            w = Px(width),
-            h = Px(height),
-        ));
-        if !defs.is_empty() {
-            svg.put(format_args!("<defs>{defs}</defs>\n"));
-        }
-        svg.rect(Rect { x: 0.0, y: 0.0, width, height }, "fill=\"#ffffff\"", None);
-        svg
+        let body = String::with_capacity(64 * 1024);
+        Self { width, height, label: label.to_owned(), defs: defs.to_owned(), body }
+    }
+
+    /// For documents whose height is known once they are drawn.
+    pub(crate) fn set_height(&mut self, height: f64) {
+        self.height = height;
     }
 
     /// A rectangle. `attributes` is trusted markup; `tooltip` is escaped.
@@ -119,7 +117,7 @@ impl Svg {
 
     /// A polyline through `points`. `attributes` is trusted markup; `tooltip` is escaped.
     pub(crate) fn line(&mut self, points: &[(f64, f64)], attributes: &str, tooltip: Option<&str>) {
-        self.out.push_str("<polyline points=\"");
+        self.body.push_str("<polyline points=\"");
         for (i, &(x, y)) in points.iter().enumerate() {
             let space = if i == 0 { "" } else { " " };
             self.put(format_args!("{space}{},{}", Px(x), Px(y)));
@@ -153,15 +151,27 @@ impl Svg {
     }
 
     /// The finished document.
-    pub(crate) fn finish(mut self) -> String {
-        self.out.push_str("</svg>\n");
-        self.out
+    pub(crate) fn finish(self) -> String {
+        let Self { width, height, label, defs, body } = self;
+        let mut svg = Self::new(width, height, "", "");
+        svg.put(format_args!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{w}\" height=\"{h}\" viewBox=\"0 0 {w} {h}\" \
+             role=\"img\" aria-label=\"{}\" font-family=\"{FONTS}\">\n",
+            Escaped(&label),
+            w = Px(width),
+            h = Px(height),
+        ));
+        if !defs.is_empty() {
+            svg.put(format_args!("<defs>{defs}</defs>\n"));
+        }
+        svg.rect(Rect { x: 0.0, y: 0.0, width, height }, "fill=\"#ffffff\"", None);
+        svg.body + &body + "</svg>\n"
     }
 
     fn close(&mut self, name: &str, tooltip: Option<&str>) {
         match tooltip {
             Some(tooltip) => {
-                self.out.push_str("><title>");
+                self.body.push_str("><title>");
                 // Lines are cleaned one by one: line breaks are the only control characters a tooltip may have.
                 for (i, line) in tooltip.lines().enumerate() {
                     let newline = if i == 0 { "" } else { "\n" };
@@ -169,13 +179,13 @@ impl Svg {
                 }
                 self.put(format_args!("</title></{name}>\n"));
             }
-            None => self.out.push_str("/>\n"),
+            None => self.body.push_str("/>\n"),
         }
     }
 
     fn put(&mut self, arguments: fmt::Arguments<'_>) {
         // Writing to a String cannot fail.
-        let _ = self.out.write_fmt(arguments);
+        let _ = self.body.write_fmt(arguments);
     }
 }
 

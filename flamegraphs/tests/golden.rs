@@ -66,3 +66,42 @@ fn heatmap_over_token_index() -> Result<(), Box<dyn Error>> {
 fn histogram() -> Result<(), Box<dyn Error>> {
     check("histogram", &flamegraphs::histogram(&made_up::histograms(20))?)
 }
+
+#[test]
+fn differential_flamegraph() -> Result<(), Box<dyn Error>> {
+    check("differential", &flamegraphs::differential(made_up::grown(), &made_up::flame_options())?.svg)
+}
+
+#[test]
+fn request() -> Result<(), Box<dyn Error>> {
+    check("request", &flamegraphs::request(&made_up::request(60, "req-0001"))?)
+}
+
+#[test]
+fn request_of_one_token() -> Result<(), Box<dyn Error>> {
+    check("request_one", &flamegraphs::request(&made_up::request(1, "req-0001"))?)
+}
+
+#[test]
+fn requests_of_many_tokens_are_drawn_in_bins() -> Result<(), Box<dyn Error>> {
+    let svg = flamegraphs::request(&made_up::request(5_000, "req-0001"))?;
+    assert!(svg.contains("Latency of the slowest of each 19 of 5,000 tokens"));
+    assert!(svg.contains("parts under 1 px: each 2 px show"));
+    assert!(svg.len() < 1_500_000, "{} bytes", svg.len());
+    Ok(())
+}
+
+#[test]
+fn percentiles() -> Result<(), Box<dyn Error>> {
+    check("percentiles", &flamegraphs::percentiles(&made_up::percentiles())?)
+}
+
+#[test]
+fn matrix_of_offsets() -> Result<(), Box<dyn Error>> {
+    check("matrix_offsets", &flamegraphs::matrix(&made_up::offsets())?)
+}
+
+#[test]
+fn matrix_of_requests() -> Result<(), Box<dyn Error>> {
+    check("matrix_requests", &flamegraphs::matrix(&made_up::request_rows(&made_up::ids(9)))?)
+}

@@ -2,8 +2,9 @@
 //! same every time.
 
 use flamegraphs::{
-    Axis, Fault, FlameOptions, Header, HeatmapInput, HistogramInput, Lane, Loss, Panel, Point, Quantile,
-    Stretch, Strip,
+    Axis, Fault, FlameOptions, GpuBar, Header, HeatmapInput, HistogramInput, Hue, Lane, Loss, MatrixCell,
+    MatrixInput, Measure, Panel, Part, PercentileInput, Piece, Point, Quantile, RequestInput, Series,
+    StepBar, Stretch, Strip, TokenBar,
 };
 use proptest::prelude::*;
 
@@ -75,6 +76,26 @@ fn strip() -> impl Strategy<Value = Strip> {
         .prop_map(|(name, lanes, held, faults)| Strip { name, lanes, held, faults })
 }
 
+/// A range, its bound.
+type Gpu = ((u64, u64), u64);
+
+/// A range, when the GPU ran it, batch, prompts, whether it is the request's own.
+fn step() -> impl Strategy<Value = StepBar> {
+    let gpu =
+        any::<Option<Gpu>>().prop_map(|gpu| gpu.map(|((a, b), bound_ns)| GpuBar { range: a..b, bound_ns }));
+    (hostile(), any::<(u64, u64)>(), gpu, any::<(u64, u64, u64, bool)>()).prop_map(
+        |(name, (a, b), gpu, (batch, prompts, prompt_tokens, is_own))| StepBar {
+            name,
+            range: a..b,
+            gpu,
+            batch,
+            prompts,
+            prompt_tokens,
+            is_own,
+        },
+    )
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
@@ -143,6 +164,94 @@ proptest! {
             })
             .collect();
         if let Ok(svg) = flamegraphs::histogram(&HistogramInput { header, panels }) {
+            assert_safe(&svg, 0)?;
+        }
+    }
+
+    #[test]
+    fn differentials_are_safe(
+        stacks in prop::collection::vec((prop::collection::vec(hostile(), 0..6), any::<[u32; 2]>()), 1..12),
+        header in header(),
+    ) {
+        let options = FlameOptions { header, ..FlameOptions::default() };
+        let stacks = stacks.into_iter().map(|(stack, [a, b])| (stack, [u64::from(a), u64::from(b)]));
+        let stacks: Vec<_> = stacks.collect();
+        if let Ok(drawn) = flamegraphs::differential(stacks.clone(), &options) {
+            assert_safe(&drawn.svg, 1)?;
+            prop_assert_eq!(flamegraphs::differential(stacks, &options).unwrap(), drawn);
+        }
+    }
+
+    #[test]
+    fn requests_are_safe(
+        header in header(),
+        names in (hostile(), hostile(), hostile(), hostile()),
+        tokens in prop::collection::vec((0u32..9, any::<(u64, u64)>(), any::<(u64, u64)>(), 0usize..3), 1..40),
+        steps in prop::collection::vec(step(), 0..20),
+    ) {
+        let (name, what, part, note) = names;
+        let parts = [Hue::Blue, Hue::Grey].map(|hue| Part { name: part.clone(), meaning: what.clone(), hue, hatched: hue == Hue::Grey });
+        let token = |(lane, (a, b), (c, d), part): (u32, (u64, u64), (u64, u64), usize)| TokenBar {
+            name: name.clone(),
+            lane,
+            range: a.min(b)..b,
+            is_first: lane == 0,
+            pieces: vec![Piece { range: c..d, part, what: what.clone(), stack: vec![name.clone()] }],
+        };
+        let input = RequestInput {
+            header,
+            parts: parts.into(),
+            tokens: tokens.into_iter().map(token).collect(),
+            steps,
+            notes: vec![note],
+        };
+        let svg = flamegraphs::request(&input).map_err(|e| TestCaseError::fail(e.to_string()))?;
+        assert_safe(&svg, 0)?;
+        prop_assert_eq!(flamegraphs::request(&input).unwrap(), svg);
+    }
+
+    #[test]
+    fn percentiles_are_safe(
+        header in header(),
+        name in hostile(),
+        series in prop::collection::vec((hostile(), prop::collection::vec(any::<(u64, u64)>(), 0..30)), 0..8),
+    ) {
+        let series = series.into_iter().map(|(name, mut values)| {
+            values.sort_unstable();
+            Series { name, values }
+        });
+        let input = PercentileInput { header, latency_name: name, series: series.collect() };
+        if let Ok(svg) = flamegraphs::percentiles(&input) {
+            assert_safe(&svg, 0)?;
+        }
+    }
+
+    #[test]
+    fn matrices_are_safe(
+        header in header(),
+        names in (hostile(), hostile(), hostile()),
+        rows in prop::collection::vec(hostile(), 0..80),
+        cells in prop::collection::vec((0usize..90, any::<u64>(), any::<u64>()), 0..60),
+        range in any::<(u64, u64)>(),
+        columns in 0u64..200,
+        counts: bool,
+    ) {
+        let (time_name, row_name, what) = names;
+        let (begin, end) = (range.0.min(range.1), range.0.max(range.1));
+        let cells = cells.into_iter().map(|(row, at_ns, value)| MatrixCell { row, at_ns, value });
+        let input = MatrixInput {
+            header,
+            time_name,
+            range: begin..end,
+            column_ns: (columns > 9).then(|| (end - begin) / columns),
+            row_name,
+            rows,
+            measure: if counts { Measure::Count(what.clone()) } else { Measure::Latency(what.clone()) },
+            cells: cells.collect(),
+            losses: vec![Loss { range: begin..end, what: what.clone() }],
+            empty: what,
+        };
+        if let Ok(svg) = flamegraphs::matrix(&input) {
             assert_safe(&svg, 0)?;
         }
     }

@@ -259,8 +259,12 @@ fn reset_in_mid_stream() -> Result<()> {
         },
         |mut stream| {
             stream.write_all(request("reset").as_bytes())?;
-            let mut buffer = [0; 512];
-            ensure!(stream.read(&mut buffer)? > 0);
+            let (mut got, mut buffer) = (Vec::new(), [0; 512]);
+            while !got.windows(5).any(|window| window == b"data:") {
+                let n = stream.read(&mut buffer)?;
+                ensure!(n > 0);
+                got.extend_from_slice(&buffer[..n]);
+            }
             let linger = libc::linger { l_onoff: 1, l_linger: 0 };
             // SAFETY: the option is valid and as long as said; closing then sends RST.
             let set = unsafe {

@@ -114,8 +114,11 @@ impl Demo {
         let capture = self.file("capture");
         say("the report");
         run_command(Command::new(&self.tracer).arg("report").arg(&capture))?;
-        let pictures: [(&str, &[&str], &str); 4] = [
+        let pictures: [(&str, &[&str], &str); 7] = [
+            ("request", &["#1"], "request.svg"),
             ("flamegraph", &[], "flamegraph.svg"),
+            ("flamegraph", &["--tokens"], "tokens.svg"),
+            ("flamegraph", &["--slow"], "slow.svg"),
             ("heatmap", &[], "heatmap.svg"),
             ("heatmap", &["--by", "token"], "heatmap-by-token.svg"),
             ("histogram", &[], "histogram.svg"),
@@ -123,10 +126,11 @@ impl Demo {
         for (command, arguments, file) in pictures {
             let mut draw = Command::new(&self.tracer);
             draw.arg(command).arg(&capture).args(arguments).arg("-o").arg(self.file(file));
-            run_command(&mut draw)?;
+            // A request is also told as text.
+            run_command(draw.stdout(Stdio::null()))?;
         }
         say("the GPU was simulated; everything is in");
-        for name in ["capture", "flamegraph.svg", "heatmap.svg", "heatmap-by-token.svg", "histogram.svg"] {
+        for name in std::iter::once("capture").chain(pictures.map(|picture| picture.2)) {
             ensure!(self.file(name).exists(), "{} is not there", self.file(name).display());
             say(&format!("  {}", self.file(name).display()));
         }

@@ -5,7 +5,7 @@ use super::quantile::{Window, windows};
 use super::{Axis, HeatmapInput, strips};
 use crate::frame::{GRID, Header, INK, LABEL, TICK, WIDTH};
 use crate::scale::{
-    LogScale, count, duration, duration_range, log_ticks, nice_at_least, nice_time_at_least, time_unit,
+    LogScale, count, duration, duration_range, log_ticks, nice_at_least, time_ticks, time_unit,
 };
 use crate::svg::{Anchor, Rect, Svg};
 use crate::text::shorten;
@@ -23,12 +23,12 @@ const LOSS_STRIP: f64 = 8.0;
 const ID_IN_TOOLTIP: usize = 64;
 const ID_IN_LINE: usize = 24;
 
-const DEFS: &str = "<pattern id=\"empty\" width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\" \
+pub(crate) const DEFS: &str = "<pattern id=\"empty\" width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\" \
     patternTransform=\"rotate(45)\"><rect width=\"6\" height=\"6\" fill=\"#f6f8fa\"/>\
     <rect width=\"1\" height=\"6\" fill=\"#d8dee4\"/></pattern>";
-pub(super) const EMPTY: &str = "fill=\"url(#empty)\"";
-pub(super) const LOST: &str = "fill=\"#c1121f\"";
-const LOST_COLUMN: &str = "fill=\"#c1121f\" fill-opacity=\"0.08\"";
+pub(crate) const EMPTY: &str = "fill=\"url(#empty)\"";
+pub(crate) const LOST: &str = "fill=\"#c1121f\"";
+pub(crate) const LOST_COLUMN: &str = "fill=\"#c1121f\" fill-opacity=\"0.08\"";
 
 /// A quantile line: name, thousandths, stroke.
 const LINES: [(&str, usize, &str); 2] =
@@ -176,21 +176,9 @@ impl Picture<'_> {
         let columns = &self.grid.columns;
         let (begin, end) = (columns[0], columns[columns.len() - 1]);
         let width = (columns[1] - begin) as f64;
-        let unit = time_unit(end - begin);
-        let step_ns = nice_time_at_least((end - begin) as f64 / 12.0);
-        let exact = |decimals: &u32| step_ns.saturating_mul(10u64.pow(*decimals)).is_multiple_of(unit.ns);
-        let decimals = (0..4).find(exact).unwrap_or(4) as usize;
-        let mut ticks = Vec::new();
-        let mut at = begin.div_ceil(step_ns).saturating_mul(step_ns);
-        while at <= end && ticks.len() < 30 {
-            let label = format!("{:.decimals$}", at as f64 / unit.ns as f64);
-            ticks.push(((at - begin) as f64 / width, label));
-            match at.checked_add(step_ns) {
-                Some(next) => at = next,
-                None => break,
-            }
-        }
-        (ticks, format!("{} ({})", shorten(name, 100), unit.name))
+        let (ticks, unit) = time_ticks(begin, end, 12);
+        let ticks = ticks.into_iter().map(|(at, label)| ((at - begin) as f64 / width, label)).collect();
+        (ticks, format!("{} ({unit})", shorten(name, 100)))
     }
 
     /// Ticks (column, label) at round token indexes; in the middle of columns that are one index wide.
@@ -312,7 +300,7 @@ fn one_line(id: &str, longest: usize) -> String {
 }
 
 /// A range of times since the origin: all digits that its width calls for.
-pub(super) fn time_range(from: u64, to: u64) -> String {
+pub(crate) fn time_range(from: u64, to: u64) -> String {
     let unit = time_unit(to);
     let width = to.saturating_sub(from).max(1) as f64 / unit.ns as f64;
     let decimals = (-width.log10().floor()).clamp(0.0, 6.0) as usize;
@@ -322,7 +310,11 @@ pub(super) fn time_range(from: u64, to: u64) -> String {
 
 /// The colour of a count, linear between 1 and `most`.
 fn colour(count: u64, most: u64) -> String {
-    let share = if most <= 1 { 1.0 } else { count.saturating_sub(1) as f64 / (most - 1) as f64 };
+    shade(if most <= 1 { 1.0 } else { count.saturating_sub(1) as f64 / (most - 1) as f64 })
+}
+
+/// The colour of a share of the scale, from light to dark.
+pub(crate) fn shade(share: f64) -> String {
     let (from, to, at) =
         if share < 0.5 { (LIGHT, MIDDLE, share * 2.0) } else { (MIDDLE, DARK, share * 2.0 - 1.0) };
     let channel = |i: usize| (from[i] + (to[i] - from[i]) * at).round() as u8;

@@ -9,6 +9,8 @@ mod grid;
 mod quantile;
 mod strips;
 
+pub(crate) use draw::{DEFS, EMPTY, LOST, LOST_COLUMN, shade, time_range};
+
 use crate::{Error, Header};
 use std::ops::Range;
 

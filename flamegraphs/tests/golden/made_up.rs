@@ -1,8 +1,9 @@
 //! Made-up latencies that look like a server's: the same at every run.
 
 use flamegraphs::{
-    Axis, Fault, FlameOptions, Header, HeatmapInput, HistogramInput, Lane, Loss, Panel, Point, Quantile,
-    Stretch, Strip,
+    Axis, Fault, FlameOptions, GpuBar, Header, HeatmapInput, HistogramInput, Hue, Lane, Loss, MatrixCell,
+    MatrixInput, Measure, Panel, Part, PercentileInput, Piece, Point, Quantile, RequestInput, Series,
+    StepBar, Stretch, Strip, TokenBar,
 };
 
 /// A small generator (splitmix64): the pictures must not depend on a crate's version.
@@ -180,4 +181,160 @@ pub(crate) fn flame_options() -> FlameOptions {
         groups: 2,
         ..FlameOptions::default()
     }
+}
+
+/// A request of `n` tokens; some of its steps have prompts of others, some tokens wait for a lock.
+pub(crate) fn request(n: usize, name: &str) -> RequestInput {
+    const US: u64 = 1_000;
+    let mut random = Random(6);
+    let parts = [
+        ("queue", Hue::Purple, false),
+        ("host_blocked", Hue::Vermilion, false),
+        ("enqueue", Hue::Yellow, false),
+        ("gpu_wait", Hue::Sky, false),
+        ("gpu_span", Hue::Blue, false),
+        ("neighbour_prefill", Hue::Blue, true),
+        ("deliver", Hue::Green, false),
+    ];
+    let parts = parts.map(|(name, hue, hatched)| Part {
+        name: name.to_owned(),
+        meaning: format!("what {name} means"),
+        hue,
+        hatched,
+    });
+    let (mut tokens, mut steps) = (Vec::new(), Vec::new());
+    let mut now = 0;
+    for index in 0..n {
+        let begin = now;
+        let mut pieces = Vec::new();
+        let mut piece = |part: usize, ns: u64, what: &str| {
+            let stack = if part == 1 { vec!["futex_wait", "lock", name, "serve"] } else { vec![] };
+            let stack = stack.into_iter().map(str::to_owned).collect();
+            if ns > 0 {
+                pieces.push(Piece { range: now..now + ns, part, what: what.to_owned(), stack });
+            }
+            now += ns;
+            now
+        };
+        piece(0, if index == 0 { 9_000 * US } else { 40 * US }, "");
+        piece(1, if random.next() % 19 == 7 { random.latency(8e6) } else { 0 }, "futex, thread scheduler");
+        let enqueued = piece(2, random.latency(120e3), "");
+        let started = piece(3, random.latency(60e3), "");
+        piece(4, random.latency(1.9e6), "");
+        let prompts = if random.next() % 23 == 5 { 2 } else { 0 };
+        let ended = piece(5, if prompts > 0 { 4_000 * US } else { 0 }, "");
+        piece(6, random.latency(90e3), "");
+        tokens.push(TokenBar {
+            name: index.to_string(),
+            lane: 0,
+            range: begin..now,
+            is_first: index == 0,
+            pieces,
+        });
+        let gpu =
+            GpuBar { range: started..ended, bound_ns: if index % 7 == 3 { 9_000 * US } else { 30 * US } };
+        steps.push(StepBar {
+            name: format!("step #{index}"),
+            range: enqueued - 100 * US..ended,
+            gpu: Some(gpu),
+            batch: 3 + random.next() % 9,
+            prompts,
+            prompt_tokens: prompts * 512,
+            is_own: true,
+        });
+        if index == 0 {
+            steps.push(StepBar {
+                name: "step #99".to_owned(),
+                range: 2_000 * US..8_000 * US,
+                gpu: Some(GpuBar { range: 2_200 * US..7_900 * US, bound_ns: 30 * US }),
+                batch: 7,
+                prompts: 0,
+                prompt_tokens: 0,
+                is_own: false,
+            });
+        }
+    }
+    RequestInput {
+        header: header(
+            &format!("Request {name}"),
+            "received 2026-03-01 10:00:00 UTC · prompt 512 tokens · nothing lost",
+        ),
+        parts: parts.into(),
+        tokens,
+        steps,
+        notes: vec!["1 token was not seen: 17".to_owned()],
+    }
+}
+
+pub(crate) fn percentiles() -> PercentileInput {
+    let mut random = Random(8);
+    let mut series = |name: &str, middle: f64, n: usize| {
+        let mut values: Vec<u64> = (0..n).map(|_| random.latency(middle)).collect();
+        values.sort_unstable();
+        Series { name: name.to_owned(), values: values.into_iter().map(|value| (value, 1)).collect() }
+    };
+    PercentileInput {
+        header: header("Percentiles of itl", "3 captures · 2026-03-01 10:00:00 UTC"),
+        latency_name: "itl: token → next token".to_owned(),
+        series: vec![series("before", 2.2e6, 3_000), series("after", 2.9e6, 900), series("nothing", 1.0, 0)],
+    }
+}
+
+/// Tokens of a minute by their offset in the second, more of them in the first half of each.
+pub(crate) fn offsets() -> MatrixInput {
+    const SECOND: u64 = 1_000_000_000;
+    let mut random = Random(9);
+    let cells = (0..9_000)
+        .map(|_| (random.next() % 60, random.share() * random.share()))
+        .filter(|(second, _)| !(20..22).contains(second))
+        .map(|(second, share)| MatrixCell {
+            row: 49 - (share * 50.0) as usize,
+            at_ns: second * SECOND + (share * 1e9) as u64,
+            value: 1,
+        });
+    MatrixInput {
+        header: header("Tokens by offset in the second", "60 s · 31 events lost"),
+        time_name: "time since the recording began".to_owned(),
+        range: 0..60 * SECOND,
+        column_ns: Some(SECOND),
+        row_name: "offset in the second".to_owned(),
+        rows: (0..50u64).rev().map(|row| format!("{} ms", row * 20)).collect(),
+        measure: Measure::Count("tokens".to_owned()),
+        cells: cells.collect(),
+        losses: vec![Loss { range: 41 * SECOND..42 * SECOND, what: "31 events dropped".to_owned() }],
+        empty: "nothing seen".to_owned(),
+    }
+}
+
+/// Latencies of a few requests in time.
+pub(crate) fn request_rows(ids: &[String]) -> MatrixInput {
+    let mut random = Random(10);
+    let cells = (0..ids.len() * 60).map(|i| {
+        let (row, at) = (i / 60, i as u64 % 60 * 100_000_000 + (i as u64 / 60) * 1_500_000_000);
+        MatrixCell { row, at_ns: at, value: random.latency(3e6) }
+    });
+    MatrixInput {
+        header: header("Slowest token of each request in time", "20 s · nothing lost"),
+        time_name: "time since the recording began".to_owned(),
+        range: 0..20_000_000_000,
+        column_ns: None,
+        row_name: "request".to_owned(),
+        rows: ids.to_vec(),
+        measure: Measure::Latency("slowest gap".to_owned()),
+        cells: cells.collect(),
+        losses: vec![],
+        empty: "none of these".to_owned(),
+    }
+}
+
+/// Stacks of usual and slow tokens, ns of a token.
+pub(crate) fn grown() -> Vec<(Vec<String>, [u64; 2])> {
+    let stack = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+    vec![
+        (stack(&["gpu_span"]), [1_900_000, 1_950_000]),
+        (stack(&["gpu_wait"]), [60_000, 20_000]),
+        (stack(&["host_blocked", "futex", "serve", "lock", "futex_wait_[k]"]), [10_000, 6_300_000]),
+        (stack(&["host_blocked", "poll", "serve", "epoll_wait_[k]"]), [90_000, 0]),
+        (stack(&["deliver"]), [90_000, 90_000]),
+    ]
 }

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use flamegraphs::Hue;
+
 use crate::timeline::budget::{Budget, Label};
 
 /// Name → ns, without those that are zero.
@@ -46,6 +48,27 @@ pub(crate) const fn mark(label: Label) -> char {
         Label::Deliver => 'd',
         Label::Unattributed => '?',
         Label::NagleHold => 'n',
+    }
+}
+
+/// The colour of a part in pictures, and whether it is hatched: what one waits for alike has one colour.
+pub(crate) const fn looks(label: Label) -> (Hue, bool) {
+    match label {
+        Label::EventLoopLag => (Hue::Black, false),
+        Label::Queue => (Hue::Purple, false),
+        Label::OtherSteps => (Hue::Purple, true),
+        Label::HostRunning => (Hue::Orange, false),
+        Label::HostRunqueue => (Hue::Orange, true),
+        Label::HostBlocked => (Hue::Vermilion, false),
+        Label::Enqueue => (Hue::Yellow, false),
+        Label::GpuWait => (Hue::Sky, false),
+        Label::GpuSpan => (Hue::Blue, false),
+        Label::NeighbourPrefill => (Hue::Blue, true),
+        Label::HostObserved => (Hue::Sky, true),
+        Label::SyncWake => (Hue::Green, true),
+        Label::Deliver => (Hue::Green, false),
+        Label::Unattributed => (Hue::Grey, true),
+        Label::NagleHold => (Hue::Black, true),
     }
 }
 
@@ -99,5 +122,7 @@ mod tests {
     fn no_two_parts_look_the_same() {
         let marks: std::collections::HashSet<char> = Label::PARTS.into_iter().map(mark).collect();
         assert_eq!(marks.len(), Label::PARTS.len());
+        let looks: Vec<(Hue, bool)> = Label::PARTS.into_iter().map(looks).collect();
+        assert!(looks.iter().all(|look| looks.iter().filter(|other| *other == look).count() == 1));
     }
 }

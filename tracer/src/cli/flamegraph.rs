@@ -1,71 +1,116 @@
-//! `tracer flamegraph`: CPU time by request, phase and function, as SVG.
+//! `tracer flamegraph`: where time went, as SVG: on the CPU, off it, of tokens, and of slow tokens against usual ones.
+//!
+//! In: a capture and what of it is wanted. Out: weighted stacks, drawn and folded. Each way of weighting has a file.
 
 mod attribution;
+mod cpu;
+mod off_cpu;
+mod path;
+mod select;
+mod slow;
+mod token_time;
 
-use super::picture::{open, subtitle, write};
-use crate::event::{Event, StackCut, StackId};
-use crate::symbol::{FrameKind, SymbolFrame};
+use super::duration::parse as duration;
+use super::picture::{ThreadNames, open, subtitle, write};
+use super::stacks::Stacks;
+use crate::capture::Capture;
+use crate::timeline::tables::Tables;
 use anyhow::{Context, Result};
-use attribution::{Attribution, Rooted};
-use flamegraphs::{FlameOptions, Header};
-use std::collections::HashMap;
+use flamegraphs::{FlameGraph, FlameOptions, Header};
+use select::Filters;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
-/// Draw CPU time as a flame graph: requests, their phases, the functions that ran for them
+/// Draw where time went as a flame graph: CPU time, or with one of the modes, waiting, tokens, or slow tokens
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "Examples:\n  tracer flamegraph trace/ -o cpu.svg\n  tracer flamegraph trace/ --folded cpu.folded"
-)]
+#[command(after_help = "Examples:
+  tracer flamegraph trace/ -o cpu.svg
+  tracer flamegraph trace/ --off-cpu --thread scheduler
+  tracer flamegraph trace/ --tokens --tenant acme --from 5s --to 10s
+  tracer flamegraph trace/ --slow              slowest hundredth against the middle half
+  tracer flamegraph trace/ --slow=50ms --phase prefill
+  tracer flamegraph trace/ --folded - -o cpu.svg | head
+
+With --request, --tenant, --phase, --slower-than or --faster-than, CPU and off-CPU time are those that the selected
+tokens waited for: of the threads that they waited for, while they did.")]
 pub(crate) struct Args {
     /// Folder of the capture
     capture: PathBuf,
     /// File to write; `-` is stdout
     #[arg(long, short, default_value = "flamegraph.svg")]
     output: PathBuf,
-    /// Also write the stacks in the folded format, for other tools
+    /// Also write the stacks in the folded format, for other tools; `-` is stdout
     #[arg(long, value_name = "FILE")]
     folded: Option<PathBuf>,
-    /// How many requests are shown by name, those with most CPU time
+    /// How many requests are shown by name, those with most time
     #[arg(long, default_value_t = 12, value_name = "N")]
     requests: usize,
+    /// Time off the CPU: by thread, what it waited for, its stack, and who woke it
+    #[arg(long, group = "mode")]
+    off_cpu: bool,
+    /// Time of tokens: by request, phase, part of the latency, and stack
+    #[arg(long, group = "mode")]
+    tokens: bool,
+    /// What slow tokens took longer for than the middle half; slow from DURATION [default: the slowest hundredth]
+    #[arg(long, group = "mode", value_name = "DURATION", value_parser = duration, num_args = 0..=1, require_equals = true)]
+    slow: Option<Option<Duration>>,
+    #[command(flatten)]
+    filters: Filters,
+}
+
+/// What all ways of weighting read.
+struct Source<'a> {
+    capture: &'a Capture,
+    tables: &'a Tables,
+    stacks: Stacks,
+    threads: ThreadNames,
+    filters: &'a Filters,
+    /// Requests that are shown by name.
+    named: usize,
+}
+
+/// A picture to draw: what its title says, its stacks, and how they are counted.
+struct Weighted {
+    title: String,
+    facts: Vec<String>,
+    count_name: &'static str,
+    groups: usize,
+    palette: flamegraphs::Palette,
+    stacks: WeightedStacks,
+}
+
+enum WeightedStacks {
+    /// ns.
+    Sums(Vec<(Vec<String>, u64)>),
+    /// ns of a usual token and of a slow one.
+    Grown(Vec<(Vec<String>, [u64; 2])>),
 }
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let capture = open(&args.capture)?;
     let tables = capture.tables()?;
-    let mut attribution = Attribution::default();
-    let mut cuts = HashMap::new();
-    for event in capture.events()? {
-        let event = event?;
-        if let Event::Stack(stack) = &event
-            && let Some(cut) = stack.cut
-        {
-            cuts.insert(stack.id, cut);
-        }
-        attribution.feed(&event);
-    }
-    let rooted = attribution.finish(args.requests);
-    let stacks = Stacks::new(capture.frames()?.collect::<Result<_, _>>()?, cuts);
-
-    let truncated = rooted.samples_of(|stack| stacks.cuts.contains_key(&stack));
-    let facts = [format!("{} samples", rooted.samples()), format!("{truncated} truncated")];
-    let options = FlameOptions {
-        header: Header {
-            title: "CPU time by request, phase and function".to_owned(),
-            subtitle: subtitle(&tables, &facts),
-            simulated: tables.meta.simulated,
-        },
-        count_name: "µs on CPU".to_owned(),
-        factor: 1e-3,
-        groups: 2,
-        ..FlameOptions::default()
+    let source = Source {
+        capture: &capture,
+        stacks: Stacks::read(&capture)?,
+        threads: ThreadNames::read(&capture)?,
+        tables: &tables,
+        filters: &args.filters,
+        named: args.requests,
     };
-    let drawn = flamegraphs::flamegraph(stacks.named(rooted), &options).with_context(|| {
-        format!(
-            "cannot draw the flame graph of {} (was it recorded with --sample-hz 0?)",
-            args.capture.display()
-        )
+    let name = args.capture.display();
+    let (weighted, hint) = if args.off_cpu {
+        (off_cpu::weigh(&source)?, "was it recorded with --no-sched?")
+    } else if args.tokens {
+        (token_time::weigh(&source)?, "no token has a known latency")
+    } else if let Some(slow) = args.slow {
+        (slow::weigh(&source, slow)?, "no token has a known latency")
+    } else {
+        (cpu::weigh(&source)?, "was it recorded with --sample-hz 0?")
+    };
+    let drawn = draw(&source, weighted).with_context(|| {
+        let selected = if args.filters.is_all() { "" } else { "; or nothing was selected" };
+        format!("cannot draw the flame graph of {name} ({hint}{selected})")
     })?;
     write(&args.output, "flame graph", &drawn.svg)?;
     if let Some(path) = &args.folded {
@@ -74,99 +119,21 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Rust's runtime marks by this function where a thread's own code begins; below it there is only how threads start.
-const RUST_PROGRAM_BEGINS: &str = "__rust_begin_short_backtrace";
-
-/// Names of the frames of each stack, root first, from where the program's own code begins.
-struct Stacks {
-    names: HashMap<StackId, Vec<String>>,
-    cuts: HashMap<StackId, StackCut>,
-}
-
-impl Stacks {
-    fn new(mut frames: Vec<SymbolFrame>, cuts: HashMap<StackId, StackCut>) -> Self {
-        // Positions count from the leaf.
-        frames.sort_by_key(|frame| (frame.stack, std::cmp::Reverse(frame.position)));
-        let mut names: HashMap<StackId, Vec<String>> = HashMap::new();
-        for frame in frames {
-            let label = match frame.kind {
-                FrameKind::Kernel => format!("{}_[k]", frame.label()),
-                FrameKind::User if frame.inlined => format!("{}_[i]", frame.label()),
-                FrameKind::User | FrameKind::Python => frame.label(),
-            };
-            let names = names.entry(frame.stack).or_default();
-            if label.contains(RUST_PROGRAM_BEGINS) {
-                names.clear();
-            } else {
-                names.push(label);
-            }
-        }
-        Self { names, cuts }
-    }
-
-    /// Full stacks under their roots. What is missing at the root of a stack has a frame that says why.
-    fn named(&self, rooted: Rooted) -> impl Iterator<Item = (Vec<String>, u64)> {
-        rooted.weights.into_iter().map(|(root, stack, weight)| {
-            let mut frames = Vec::from(root);
-            match stack {
-                Some(stack) => {
-                    frames.extend(self.cuts.get(&stack).map(|cut| format!("[truncated: {}]", cut.text())));
-                    frames.extend(self.names.get(&stack).cloned().unwrap_or_default());
-                }
-                None => frames.push("[no stack]".to_owned()),
-            }
-            (frames, weight)
-        })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn frame(stack: u64, position: u32, kind: FrameKind, function: &str) -> SymbolFrame {
-        SymbolFrame {
-            stack: StackId(stack),
-            position,
-            kind,
-            function: Some(function.to_owned()),
-            module: String::new(),
-            offset: 0,
-            inlined: false,
-        }
-    }
-
-    #[test]
-    fn stacks_read_from_the_root_and_say_what_is_missing() {
-        let frames = vec![
-            frame(1, 0, FrameKind::Kernel, "tcp_sendmsg"),
-            frame(1, 1, FrameKind::User, "write"),
-            frame(1, 2, FrameKind::User, "main"),
-            frame(2, 0, FrameKind::User, "leaf"),
-            frame(3, 0, FrameKind::User, "work"),
-            frame(3, 1, FrameKind::User, "std::sys::backtrace::__rust_begin_short_backtrace"),
-            frame(3, 2, FrameKind::User, "start_thread"),
-        ];
-        let stacks = Stacks::new(frames, HashMap::from([(StackId(2), StackCut::FramePointers)]));
-        let root = || ["req".to_owned(), "decode".to_owned()];
-        let weights = vec![
-            (root(), Some(StackId(1)), 1),
-            (root(), Some(StackId(2)), 2),
-            (root(), None, 3),
-            (root(), Some(StackId(3)), 4),
-        ];
-        let named: Vec<String> = stacks
-            .named(Rooted { weights, ..Rooted::default() })
-            .map(|(stack, weight)| format!("{} {weight}", stack.join(";")))
-            .collect();
-        assert_eq!(
-            named,
-            [
-                "req;decode;main;write;tcp_sendmsg_[k] 1",
-                "req;decode;[truncated: no frame pointer];leaf 2",
-                "req;decode;[no stack] 3",
-                "req;decode;work 4",
-            ]
-        );
+fn draw(source: &Source, weighted: Weighted) -> Result<FlameGraph, flamegraphs::Error> {
+    let title: Vec<String> = std::iter::once(weighted.title).chain(source.filters.words()).collect();
+    let options = FlameOptions {
+        header: Header {
+            title: title.join(" · "),
+            subtitle: subtitle(source.tables, &weighted.facts),
+            simulated: source.tables.meta.simulated,
+        },
+        count_name: weighted.count_name.to_owned(),
+        factor: 1e-3,
+        groups: weighted.groups,
+        palette: weighted.palette,
+    };
+    match weighted.stacks {
+        WeightedStacks::Sums(stacks) => flamegraphs::flamegraph(stacks, &options),
+        WeightedStacks::Grown(stacks) => flamegraphs::differential(stacks, &options),
     }
 }

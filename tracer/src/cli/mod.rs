@@ -16,6 +16,7 @@ mod record;
 mod recover;
 mod report;
 mod request;
+mod stacks;
 mod table;
 mod target;
 #[cfg(test)]

@@ -34,11 +34,38 @@ impl Names {
     }
 }
 
-fn name(request: &Request) -> String {
+pub(crate) fn name(request: &Request) -> String {
     if request.request_id.is_empty() {
         format!("request #{}", request.program_request)
     } else {
         request.request_id.clone()
+    }
+}
+
+/// Names of a capture's threads: the last that each had.
+#[derive(Default)]
+pub(crate) struct ThreadNames(HashMap<(u32, u32), String>);
+
+impl ThreadNames {
+    pub(crate) fn read(capture: &Capture) -> Result<Self> {
+        let mut names = HashMap::new();
+        for process in capture.processes()? {
+            let process = process?;
+            if !process.comm.is_empty() {
+                names.insert((process.origin.process.tgid, process.origin.tid), process.comm);
+            }
+        }
+        Ok(Self(names))
+    }
+
+    /// The name of a thread (tgid, tid), where it is known.
+    pub(crate) fn known(&self, thread: (u32, u32)) -> Option<&str> {
+        self.0.get(&thread).map(String::as_str)
+    }
+
+    /// The name, or what there is instead.
+    pub(crate) fn of(&self, thread: (u32, u32)) -> String {
+        self.known(thread).map_or_else(|| format!("thread-{}", thread.1), str::to_owned)
     }
 }
 
@@ -64,7 +91,7 @@ pub(crate) fn span_ns(tables: &Tables) -> u64 {
 }
 
 /// What the ledger says is missing from the capture.
-fn missing(ledger: &[LedgerRow]) -> String {
+pub(crate) fn missing(ledger: &[LedgerRow]) -> String {
     let losses: Vec<String> = ledger
         .iter()
         .filter(|row| row.loss && row.count > 0)

@@ -1,21 +1,25 @@
-//! `tracer request`: one request's tokens on a text timeline.
+//! `tracer request`: one request's tokens on a timeline, as text and as SVG.
 
-use std::collections::{BTreeMap, HashMap};
+mod document;
+mod picture;
+
+use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
-use serde::Serialize;
+use anyhow::{Context, Result, bail};
 use tracer_abi::mark::{FINISH_CANCELLED, FINISH_ERROR, FINISH_LENGTH, FINISH_STOP};
 
+use document::Document;
+
 use super::budget;
+use super::picture::write;
 use super::report::{VAGUE, style_of_stdout, wrap};
 use super::table::{Side, Style, Table, WIDTH, cut};
-use super::units::{clean, count, date_time, duration, hex, offset, rfc3339};
+use super::units::{clean, count, date_time, duration, hex, offset};
 use crate::capture::Capture;
-use crate::clock::WallClock;
 use crate::timeline::budget::{Budget, ByToken};
 use crate::timeline::rows::{GpuTime, Request, Step, Token};
 use crate::timeline::tables::Tables;
@@ -30,7 +34,7 @@ const SUGGESTIONS: usize = 5;
 #[command(after_help = "Examples:
   tracer request trace req-7f3a
   tracer request trace 4bf92f3577b34da6a3ce929d0e0e4736
-  tracer request trace '#17'
+  tracer request trace '#17' -o request.svg
 
 ID is what the client sent (X-Request-ID), a trace id, or # and the number that the report shows.")]
 pub(crate) struct Args {
@@ -41,15 +45,30 @@ pub(crate) struct Args {
     /// Print as JSON
     #[arg(long)]
     json: bool,
+    /// Also draw it as SVG; `-` is stdout, without the text
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<PathBuf>,
 }
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
-    let tables = Capture::open(&args.capture)?.tables()?;
+    let capture = Capture::open(&args.capture)?;
+    let tables = capture.tables()?;
     let found = find(&tables, &args.id);
     if found.is_empty() {
         bail!(not_found(&tables, &args.id, &args.capture.display().to_string()));
     }
     let lives: Vec<Life> = found.iter().map(|request| Life::new(&tables, request)).collect();
+    if let (Some(path), Some(life)) = (&args.output, lives.first()) {
+        if let Some(others) = lives.len().checked_sub(1).filter(|others| *others > 0) {
+            eprintln!("drawn is #{}; {others} more have this id: name them by #", life.request.id);
+        }
+        let svg =
+            picture::svg(&capture, &tables, life).with_context(|| format!("cannot draw {}", args.id))?;
+        write(path, "request", &svg)?;
+        if path.as_os_str() == "-" {
+            return Ok(ExitCode::SUCCESS);
+        }
+    }
     let mut out = std::io::stdout().lock();
     if args.json {
         serde_json::to_writer_pretty(&mut out, &Document::new(&tables, &lives))?;
@@ -63,7 +82,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
 }
 
 /// Requests of this name; several when a client used an id again.
-fn find<'a>(tables: &'a Tables, id: &str) -> Vec<&'a Request> {
+pub(crate) fn find<'a>(tables: &'a Tables, id: &str) -> Vec<&'a Request> {
     let number = id.strip_prefix('#').and_then(|number| number.parse::<u64>().ok());
     let is_it = |request: &&Request| {
         number == Some(request.id)
@@ -266,171 +285,6 @@ fn missing(table: &mut Table, choice: u32, from: u32, until: u32) {
         if from == until { index(choice, from) } else { format!("{}–{until}", index(choice, from)) };
     let dash = || "–".to_owned();
     table.push([which, dash(), dash(), dash(), dash(), dash(), "not seen".into(), String::new()]);
-}
-
-/// `tracer request --json`.
-#[derive(Serialize)]
-struct Document<'a> {
-    schema: &'static str,
-    simulated_gpu: bool,
-    requests: Vec<RequestDocument<'a>>,
-}
-
-#[derive(Serialize)]
-struct RequestDocument<'a> {
-    id: u64,
-    request_id: &'a str,
-    trace_id: Option<String>,
-    span_id: Option<String>,
-    tenant_id: &'a str,
-    model: &'a str,
-    model_version: &'a str,
-    engine_hash: &'a str,
-    /// Separated by commas.
-    adapters: &'a str,
-    kv_cache_strategy: &'a str,
-    pid: u32,
-    prompt_tokens: Option<u32>,
-    source: &'static str,
-    /// CLOCK_MONOTONIC; `_at` is UTC, `null` when not known.
-    received_ns: u64,
-    received_at: Option<String>,
-    /// Its first bytes reached the socket, and were read.
-    arrived_ns: Option<u64>,
-    read_ns: Option<u64>,
-    end_ns: Option<u64>,
-    end_at: Option<String>,
-    finish: &'static str,
-    tokens_seen: u32,
-    tokens_declared: Option<u32>,
-    ttft_ns: Option<u64>,
-    tpot_ns: Option<f64>,
-    tokens: Vec<TokenDocument>,
-}
-
-#[derive(Serialize)]
-struct TokenDocument {
-    choice: u32,
-    index: u32,
-    /// CLOCK_MONOTONIC.
-    delivered_ns: u64,
-    delivered_at: Option<String>,
-    /// When it was handed to the kernel, where its socket was followed.
-    written_ns: Option<u64>,
-    /// When it was on the wire, where that was not at once.
-    wire_ns: Option<u64>,
-    /// How its step is known.
-    joined_by: &'static str,
-    latency_ns: Option<u64>,
-    iteration: Option<u64>,
-    step: Option<u64>,
-    step_begin_ns: Option<u64>,
-    step_begin_at: Option<String>,
-    step_duration_ns: Option<u64>,
-    /// Of the step; `null` where it was only observed by the host.
-    gpu: Option<GpuDocument>,
-    batch: Option<u64>,
-    prefill: bool,
-    /// Where the latency went, ns by part; they sum to it.
-    parts: BTreeMap<&'static str, u64>,
-    blocked_on: Option<&'static str>,
-}
-
-/// A step's time on its GPU.
-#[derive(Serialize)]
-struct GpuDocument {
-    /// CLOCK_MONOTONIC.
-    begin_ns: u64,
-    begin_at: Option<String>,
-    end_ns: u64,
-    end_at: Option<String>,
-    span_ns: u64,
-    /// What begin and end are right within.
-    bound_ns: u64,
-    /// The bound exceeds the span.
-    is_vague: bool,
-}
-
-/// UTC of a time of CLOCK_MONOTONIC.
-fn utc(wall: &WallClock, monotonic_ns: u64) -> Option<String> {
-    wall.realtime_ns(monotonic_ns).and_then(rfc3339)
-}
-
-impl GpuDocument {
-    fn new(gpu: GpuTime, wall: &WallClock) -> Self {
-        let GpuTime { begin_ns, end_ns, span_ns, bound_ns } = gpu;
-        let (begin_at, end_at) = (utc(wall, begin_ns), utc(wall, end_ns));
-        Self { begin_ns, begin_at, end_ns, end_at, span_ns, bound_ns, is_vague: gpu.is_vague() }
-    }
-}
-
-impl<'a> Document<'a> {
-    fn new(tables: &Tables, lives: &'a [Life<'a>]) -> Self {
-        Self {
-            schema: "tracer.request/1",
-            simulated_gpu: tables.meta.simulated,
-            requests: lives.iter().map(|life| RequestDocument::new(life, &tables.wall)).collect(),
-        }
-    }
-}
-
-impl<'a> RequestDocument<'a> {
-    fn new(life: &'a Life<'a>, wall: &WallClock) -> Self {
-        let request = life.request;
-        Self {
-            id: request.id,
-            request_id: &request.request_id,
-            trace_id: request.trace_id.map(|id| hex(&id)),
-            span_id: request.span_id.map(|id| hex(&id)),
-            tenant_id: &request.tenant_id,
-            model: &request.model,
-            model_version: &request.model_version,
-            engine_hash: &request.engine_hash,
-            adapters: &request.adapters,
-            kv_cache_strategy: &request.kv_cache_strategy,
-            pid: request.process.tgid,
-            prompt_tokens: request.prompt_tokens,
-            source: request.source.name(),
-            received_ns: request.received_ns,
-            received_at: utc(wall, request.received_ns),
-            arrived_ns: request.arrived_ns,
-            read_ns: request.read_ns,
-            end_ns: request.end_ns,
-            end_at: request.end_ns.and_then(|ns| utc(wall, ns)),
-            finish: finish(request),
-            tokens_seen: request.tokens,
-            tokens_declared: request.declared_tokens,
-            ttft_ns: request.ttft_ns,
-            tpot_ns: request.tpot_ns,
-            tokens: life.tokens.iter().map(|piece| TokenDocument::new(piece, wall)).collect(),
-        }
-    }
-}
-
-impl TokenDocument {
-    fn new(piece: &Piece, wall: &WallClock) -> Self {
-        let Piece { token, step, batch, budget } = piece;
-        Self {
-            choice: token.choice,
-            index: token.index,
-            delivered_ns: token.delivered_ns,
-            delivered_at: utc(wall, token.delivered_ns),
-            written_ns: token.written_ns,
-            wire_ns: token.wire_ns,
-            joined_by: token.join.name(),
-            latency_ns: token.latency_ns,
-            iteration: token.iteration,
-            step: token.step,
-            step_begin_ns: step.map(|step| step.begin_ns),
-            step_begin_at: step.and_then(|step| utc(wall, step.begin_ns)),
-            step_duration_ns: step.and_then(Step::duration_ns),
-            gpu: piece.gpu().map(|gpu| GpuDocument::new(gpu, wall)),
-            batch: *batch,
-            prefill: token.prefill,
-            parts: budget.map(budget::parts).unwrap_or_default(),
-            blocked_on: budget.and_then(|budget| budget.blocked).map(|on| on.name()),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -91,12 +91,8 @@ impl Contrast {
     /// # Errors
     /// When there are too few.
     pub fn new(tables: &Tables, latency: Latency, slow_ns: Option<u64>) -> Result<Self, TooFew> {
-        let is_of = |token: &Token| match latency {
-            Latency::Ttft => (token.choice, token.index) == (0, 0),
-            _ => token.index > 0,
-        };
         let budgets = ByToken::new(&tables.budgets);
-        let of_latency = tables.tokens.iter().filter(|token| is_of(token));
+        let of_latency = tables.tokens.iter().filter(|token| latency.is_of(token));
         let mut cases: Vec<Case> =
             of_latency.filter_map(|token| Some(Case { token, budget: budgets.of(token)? })).collect();
         cases.sort_by_key(|case| case.budget.latency_ns);

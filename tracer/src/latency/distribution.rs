@@ -89,6 +89,12 @@ impl Distribution {
         (self.count() > 0).then(|| self.sum_ns as f64 / self.count() as f64)
     }
 
+    /// The histogram itself, for its own formats.
+    #[must_use]
+    pub(crate) const fn histogram(&self) -> &Histogram<u64> {
+        &self.histogram
+    }
+
     /// The values recorded, ascending, to three digits, and how often each was: for pictures that bin them.
     pub fn values(&self) -> impl Iterator<Item = (u64, u64)> {
         let (min, max) = (self.min_ns, self.max_ns);

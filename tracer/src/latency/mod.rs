@@ -47,6 +47,16 @@ impl Latency {
         }
     }
 
+    /// Whether a token's latency is such a one. The first token of a further choice is neither: it has no origin.
+    #[must_use]
+    pub const fn is_of(self, token: &Token) -> bool {
+        match self {
+            Self::Ttft => token.choice == 0 && token.index == 0,
+            Self::Itl => token.index > 0,
+            Self::Tpot | Self::Step | Self::GpuSpan | Self::E2e => false,
+        }
+    }
+
     /// From what to what it is measured, and by what.
     #[must_use]
     pub const fn origin(self, source: Option<Source>) -> &'static str {
@@ -95,11 +105,10 @@ impl Latencies {
 
     pub fn add_token(&mut self, token: &Token) {
         let Some(ns) = token.latency_ns else { return };
-        match (token.choice, token.index) {
-            (0, 0) => self.ttft.record(ns),
-            // The first token of another choice is neither the request's first nor a gap.
-            (_, 0) => {}
-            _ => self.itl.record(ns),
+        if Latency::Ttft.is_of(token) {
+            self.ttft.record(ns);
+        } else if Latency::Itl.is_of(token) {
+            self.itl.record(ns);
         }
     }
 

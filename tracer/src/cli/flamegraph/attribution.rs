@@ -54,17 +54,6 @@ pub(super) struct Rooted {
     pub(super) samples: BTreeMap<Option<StackId>, u64>,
 }
 
-impl Rooted {
-    pub(super) fn samples(&self) -> u64 {
-        self.samples.values().sum()
-    }
-
-    /// Samples whose stack is such a one.
-    pub(super) fn samples_of(&self, such: impl Fn(StackId) -> bool) -> u64 {
-        self.samples.iter().filter(|(stack, _)| stack.is_some_and(&such)).map(|(_, n)| n).sum()
-    }
-}
-
 impl Attribution {
     /// Takes the next event.
     pub(super) fn feed(&mut self, event: &Event) {
@@ -173,7 +162,7 @@ impl Attribution {
 }
 
 /// Names of the roots: the requests with most time by their own, told apart where they share it (a retry).
-fn root_names(
+pub(super) fn root_names(
     requests: &[String],
     totals: BTreeMap<RequestKey, u64>,
     named: usize,

@@ -1,12 +1,12 @@
 //! The three pictures of a small capture, from its events to the SVG files.
 
-use super::super::{flamegraph, heatmap, histogram};
+use super::super::{flamegraph, heatmap, histogram, request};
 use super::subtitle;
 use crate::capture::{self, Meta, Writer};
 use crate::event::mark::{Batch, RequestBegin, Token};
 use crate::event::{
-    Call, CallEnd, Event, Frame, Mark, MarkEvent, Origin, Point, ProcessId, Role, Sample, Stack, StackCut,
-    StackId,
+    Call, CallEnd, Event, Frame, Mark, MarkEvent, Origin, Point, ProcessId, Role, Sample, Sched, Stack,
+    StackCut, StackId,
 };
 use crate::timeline::tables::{LedgerRow, Tables};
 use anyhow::Result;
@@ -79,10 +79,23 @@ fn step(time_ns: u64, index: u32) -> Vec<Event> {
         args: [0; 6],
         ret: 1,
     };
+    // Between two steps the thread sleeps 1 ms, and then waits 200 µs for a CPU; a thread of no name wakes it.
+    let sleep = Sched {
+        origin: origin(time_ns + 2_000_000),
+        off_ns: time_ns + 800_000,
+        wake_ns: Some(time_ns + 1_800_000),
+        waker_tgid: 10,
+        waker_tid: 99,
+        prev_state: 1,
+        preempted: false,
+        open: false,
+        stack: Some(StackId(5)),
+    };
     let mut events = vec![mark(time_ns, Mark::Batch(batch)), Event::Sample(sample), Event::Call(call)];
     events.extend((0..REQUESTS).map(|request| {
         mark(time_ns + 200_000 + request * 1_000, Mark::Token(Token { request, choice: 0, index }))
     }));
+    events.push(Event::Sched(sleep));
     events
 }
 
@@ -168,6 +181,91 @@ fn pictures_of_a_capture() -> Result<()> {
     {
         assert!(histogram.contains(part), "no {part} in the histogram");
     }
+    Ok(())
+}
+
+/// The folded stacks of a small capture, by the flags of the flame graph.
+fn folded(capture: &Path, flags: &[&str]) -> Result<String> {
+    let file = capture.with_extension("folded");
+    let svg = capture.with_extension("svg");
+    let (file_name, svg) = (file.to_string_lossy(), svg.to_string_lossy());
+    let words: Vec<&str> = [&["-o", &svg, "--folded", &file_name], flags].concat();
+    flamegraph::run(&parse(capture, &words)?)?;
+    Ok(std::fs::read_to_string(file)?)
+}
+
+fn sum_ns(folded: &str) -> u64 {
+    folded.lines().filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
+}
+
+#[test]
+fn flame_graphs_weigh_what_they_say() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let capture = folder.path().join("capture");
+    record(&capture)?;
+    let tables = capture::Capture::open(&capture)?.tables()?;
+    let latency = |such: &dyn Fn(&crate::timeline::rows::Token) -> bool| -> u64 {
+        tables.tokens.iter().filter(|token| such(token)).filter_map(|token| token.latency_ns).sum()
+    };
+
+    let tokens = folded(&capture, &["--tokens"])?;
+    assert_eq!(sum_ns(&tokens), latency(&|_| true), "{tokens}");
+    assert!(tokens.contains("req-a;decode;") && tokens.contains("req-a;prefill;"), "{tokens}");
+    let decode = folded(&capture, &["--tokens", "--phase", "decode", "--request", "req-a"])?;
+    let id = tables.requests.iter().find(|request| request.request_id == "req-a").map(|request| request.id);
+    assert_eq!(sum_ns(&decode), latency(&|token| Some(token.request) == id && token.index > 0));
+
+    let off = folded(&capture, &["--off-cpu"])?;
+    let (waited, slept): (Vec<&str>, Vec<&str>) =
+        off.lines().partition(|line| line.contains("waited for a CPU"));
+    assert_eq!(sum_ns(&slept.join("\n")), u64::from(TOKENS) * 1_000_000, "{off}");
+    assert_eq!(sum_ns(&waited.join("\n")), u64::from(TOKENS) * 200_000, "{off}");
+    // Every token waits for that thread to wake up, but the first ones: they are there before it sleeps.
+    let off = folded(&capture, &["--off-cpu", "--phase", "decode"])?;
+    assert!(sum_ns(&off) <= u64::from(TOKENS) * 1_200_000, "{off}");
+    assert!(folded(&capture, &["--off-cpu", "--thread", "nobody"]).is_err());
+
+    let window = folded(&capture, &["--from", "1ms", "--to", "11ms"])?;
+    assert_eq!(sum_ns(&window), 2 * 1_000_001, "{window}");
+    let slow = folded(&capture, &["--slow=1us"])?;
+    assert!(slow.lines().all(|line| line.rsplit(' ').take(2).all(|n| n.parse::<u64>().is_ok())), "{slow}");
+    let error = format!("{:#}", folded(&capture, &["--slow=10s"]).unwrap_err());
+    assert!(error.contains("too few"), "{error}");
+    Ok(())
+}
+
+#[test]
+fn a_request_and_the_other_heatmaps_are_drawn() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let capture = folder.path().join("capture");
+    record(&capture)?;
+    let file = folder.path().join("x.svg");
+    let name = file.to_string_lossy();
+    request::run(&parse(&capture, &["<b>&\u{1b}[31m", "-o", &name])?)?;
+    let svg = std::fs::read_to_string(&file)?;
+    for part in
+        ["Request &lt;b&gt;&amp;", "Latency of each token", "Where threads had no CPU", "simulated GPU"]
+    {
+        assert!(svg.contains(part), "no {part} in the request");
+    }
+    assert!(!svg.contains("<b>"));
+    for (flags, part) in [
+        (["--by", "offset"], "Tokens by offset in the second"),
+        (["--by", "request"], "in time: 3 requests"),
+        (["--latency", "ttft"], "n=3 tokens"),
+    ] {
+        heatmap::run(&parse(&capture, &[&flags[..], &["-o", &name]].concat())?)?;
+        let svg = std::fs::read_to_string(&file)?;
+        assert!(svg.contains(part) && svg.contains("events lost"), "no {part}");
+    }
+    assert!(heatmap::run(&parse(&capture, &["--by", "token", "--latency", "step"])?).is_err());
+
+    let both = [capture.to_string_lossy(), "-o".into(), name];
+    histogram::run(&parse(&capture, &both.iter().map(AsRef::as_ref).collect::<Vec<_>>())?)?;
+    assert!(std::fs::read_to_string(&file)?.contains("2 captures"));
+    let log = folder.path().join("x.hlog");
+    histogram::run(&parse(&capture, &["-o", &log.to_string_lossy()])?)?;
+    assert!(std::fs::read_to_string(log)?.contains("Tag=itl,0.000,10."));
     Ok(())
 }
 

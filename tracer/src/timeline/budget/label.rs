@@ -209,7 +209,7 @@ impl Blocked {
 
     /// Whether whoever woke the thread is what it waited for: a thread that gave it something. Timers, disks and
     /// network cards wake on behalf of whichever thread they interrupt.
-    pub(super) const fn is_for_a_thread(self) -> bool {
+    pub(crate) const fn is_for_a_thread(self) -> bool {
         matches!(self, Self::Futex | Self::Poll | Self::SocketRead | Self::Pipe)
     }
 
