@@ -21,6 +21,7 @@ mod resolver;
 mod server;
 mod socket_server;
 mod sockets;
+mod stacks;
 mod syscalls;
 mod throughput;
 mod worker;
@@ -66,6 +67,9 @@ struct Options {
     /// Instead: how right the clocks are on a simulated device
     #[arg(long)]
     clock: bool,
+    /// Instead: what stacks cost only
+    #[arg(long, conflicts_with = "clock")]
+    stacks: bool,
     /// Instead: only what following sockets costs
     #[arg(long, conflicts_with = "clock")]
     sockets: bool,
@@ -114,6 +118,7 @@ struct Report<'a> {
     sockets: &'a Part<Vec<sockets::Cost>>,
     servers: &'a [throughput::Outcome],
     socket_servers: &'a [socket_server::Outcome],
+    stacks: &'a stacks::Outcome,
 }
 
 fn run(options: &Options) -> Result<()> {
@@ -145,6 +150,14 @@ fn run(options: &Options) -> Result<()> {
     };
     let real_libs = options.real_libs.as_deref();
     let mut machine = Machine::look()?;
+    if options.stacks {
+        let outcome =
+            stacks::run(real_libs, rounds, Duration::from_secs(window)).context("cost of stacks")?;
+        machine.load_after = load()?;
+        progress("");
+        println!("{}\n\n{}", machine.text(options.quick), outcome.text());
+        return write_json(options.json.as_deref(), &outcome);
+    }
     let probes = probe::run(probe_rounds).context("cost of a probe")?;
     let marks = marks::run(probe_rounds).context("cost of a mark")?;
     let driver = driver::run(real_libs, probe_rounds).context("cost of a probe in the driver")?;
@@ -153,6 +166,7 @@ fn run(options: &Options) -> Result<()> {
     let injected = inject::run(probe_rounds).context("cost of the injected library")?;
     let sockets = sockets::run(probe_rounds).context("cost of following sockets")?;
     let window = Duration::from_secs(window);
+    let stacks = stacks::run(real_libs, rounds, window).context("cost of stacks")?;
     let paces = [Pace::Gpu, Pace::Cpu].into_iter();
     let servers = paces.clone().map(|pace| throughput::run(pace, rounds, window));
     let servers = servers.collect::<Result<Vec<_>>>().context("cost for a server")?;
@@ -168,7 +182,8 @@ fn run(options: &Options) -> Result<()> {
     println!("{}", sockets::text(&sockets));
     servers.iter().for_each(|outcome| println!("{}", outcome.table()));
     println!("{}\n{}", throughput::recorder_table(&servers), socket_server::table(&socket_servers));
-    if let Some(file) = &options.json {
+    println!("{}", stacks.text());
+    if options.json.is_some() {
         let report = Report {
             schema: "tracer.bench/1",
             simulated_gpu: true,
@@ -183,11 +198,18 @@ fn run(options: &Options) -> Result<()> {
             sockets: &sockets,
             servers: &servers,
             socket_servers: &socket_servers,
+            stacks: &stacks,
         };
-        let text = serde_json::to_string_pretty(&report)?;
-        fs::write(file, text + "\n").with_context(|| format!("cannot write {}", file.display()))?;
+        write_json(options.json.as_deref(), &report)?;
     }
     Ok(())
+}
+
+/// Writes what was measured, where that is wanted.
+fn write_json(file: Option<&std::path::Path>, measured: &impl Serialize) -> Result<()> {
+    let Some(file) = file else { return Ok(()) };
+    let text = serde_json::to_string_pretty(measured)?;
+    fs::write(file, text + "\n").with_context(|| format!("cannot write {}", file.display()))
 }
 
 /// What following sockets costs a system call, and a server.
@@ -200,16 +222,15 @@ fn only_sockets(options: &Options, probe_rounds: usize, rounds: usize, window: D
     progress("");
     println!("{}\n\n{}", machine.text(options.quick), sockets::text(&sockets));
     println!("{}", socket_server::table(&servers));
-    let Some(file) = &options.json else { return Ok(()) };
-    let text = serde_json::to_string_pretty(&serde_json::json!({
+    let measured = serde_json::json!({
         "schema": "tracer.bench/1",
         "simulated_gpu": true,
         "quick": options.quick,
         "machine": machine,
         "sockets": sockets,
         "socket_servers": servers,
-    }))?;
-    fs::write(file, text + "\n").with_context(|| format!("cannot write {}", file.display()))
+    });
+    write_json(options.json.as_deref(), &measured)
 }
 
 impl Machine {

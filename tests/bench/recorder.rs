@@ -11,6 +11,8 @@ use serde::Deserialize;
 use crate::{clock, server::Running};
 
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Exit code of a recording that saw neither steps nor tokens.
+const NO_TOKENS: i32 = 3;
 const POLL: Duration = Duration::from_millis(2);
 
 /// A recording in progress.
@@ -91,7 +93,7 @@ impl Recorder {
         // SAFETY: a plain system call; the child has not been waited for, so that its number is still its own.
         unsafe { libc::kill(pid, libc::SIGINT) };
         let status = self.running.0.wait().context("cannot wait for the recorder")?;
-        ensure!(status.success(), "the recorder ended with {status}");
+        ensure!(status.success() || status.code() == Some(NO_TOKENS), "the recorder ended with {status}");
         let file = summary_file(&self.folder);
         let text = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
         serde_json::from_str(&text).with_context(|| format!("what the recorder prints: {text:?}"))

@@ -31,7 +31,7 @@ pub(crate) enum Pace {
 }
 
 impl Pace {
-    fn options(self) -> Vec<&'static str> {
+    pub(crate) fn options(self) -> Vec<&'static str> {
         let mut options = vec!["--slot-us", "0", "--context-token-us", "0", "--prefill-token-us", "0"];
         options.extend(["--host-us", "20", "--kernels", "2", "--step-us", "900"]);
         if self == Self::Cpu {

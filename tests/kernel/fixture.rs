@@ -90,9 +90,9 @@ impl Built {
     }
 }
 
-fn compile(compiler: &mut Command) -> Result<()> {
-    let output = compiler.output().context("running g++ (apt-get install g++)")?;
-    ensure!(output.status.success(), "g++: {}", String::from_utf8_lossy(&output.stderr));
+pub(crate) fn compile(compiler: &mut Command) -> Result<()> {
+    let output = compiler.output().context("running g++ (apt-get install g++) or rustc")?;
+    ensure!(output.status.success(), "the compiler: {}", String::from_utf8_lossy(&output.stderr));
     Ok(())
 }
 

@@ -15,10 +15,13 @@ mod layers;
 mod marks;
 mod marks_python;
 mod nvml;
+mod peer;
 mod placement;
+mod python;
 mod sched;
 mod servers;
 mod sockets;
+mod stacks;
 mod targets;
 mod trial;
 mod truth;
@@ -51,6 +54,10 @@ fn trials() -> Vec<Trial> {
         targets::TESTS,
         trial::TESTS,
         sched::TESTS,
+        stacks::TESTS,
+        if std::env::var_os("TRACER_REAL_LIBS").is_some() { stacks::REAL } else { &[] },
+        python::TESTS,
+        peer::TESTS,
         marks::TESTS,
         marks_python::TESTS,
         truth::TESTS,

@@ -21,7 +21,7 @@ use tracer::{
 };
 use tracer_abi::mark::FINISH_STOP;
 
-use crate::{Test, fixture::calls_only};
+use crate::{Test, faults, fixture::calls_only};
 use tiers::Hop;
 
 pub(crate) const TESTS: &[(&str, Test)] = &[
@@ -31,6 +31,7 @@ pub(crate) const TESTS: &[(&str, Test)] = &[
     ("servers::node", || every_token(node()?)),
     ("servers::axum", axum),
     ("servers::fastapi_marks", fastapi_marks),
+    ("servers::endpoint_in_the_flame_graph", endpoint_in_the_flame_graph),
     ("servers::nginx_in_front", || tiers::both(Hop::Tcp)),
     ("servers::nginx_in_front_by_unix_sockets", || tiers::both(Hop::Unix)),
 ];
@@ -169,6 +170,79 @@ fn fastapi_marks() -> Result<()> {
     let losses: Vec<_> = ledger.iter().filter(|row| row.loss && row.count > 0).collect();
     ensure!(losses.is_empty(), "{losses:?}");
     println!("  {} requests, {} tokens", seen.len(), seen.values().sum::<u32>());
+    Ok(())
+}
+
+/// The flame graph of a server shows the endpoint between the functions that lead to it and those that it calls.
+fn endpoint_in_the_flame_graph() -> Result<()> {
+    let port = free_port()?;
+    let mut command = Command::new(folder().context("no TRACER_REAL_SERVERS")?.join("venv/bin/uvicorn"));
+    command.args(["app:app", "--log-level", "warning", "--loop", "asyncio", "--port", &port.to_string()]);
+    let server = start(command.current_dir(sources()), port)?;
+    let output = tempfile::tempdir()?;
+    let (capture, folded) = (output.path().join("capture"), output.path().join("cpu.folded"));
+    let mut recorder = faults::tracer()?
+        .args([
+            "record",
+            "--quiet",
+            "--sample-hz",
+            "997",
+            "--duration",
+            "6s",
+            "--pid",
+            &server.0.id().to_string(),
+            "-o",
+        ])
+        .arg(&capture)
+        .stdout(Stdio::null())
+        .spawn()?;
+    std::thread::sleep(Duration::from_secs(1));
+    while recorder.try_wait()?.is_none() {
+        load(port)?;
+    }
+    let mut draw = faults::tracer()?;
+    draw.arg("flamegraph").arg(&capture).arg("-o").arg(output.path().join("cpu.svg"));
+    let drawn = draw.arg("--folded").arg(&folded).output()?;
+    ensure!(drawn.status.success(), "{}", String::from_utf8_lossy(&drawn.stderr));
+    let folded = std::fs::read_to_string(&folded)?;
+    let lines = folded.lines().filter_map(|line| line.rsplit_once(' '));
+    let stacks: Vec<(Vec<&str>, u64)> =
+        lines.filter_map(|(stack, count)| Some((stack.split(';').collect(), count.parse().ok()?))).collect();
+    let all: u64 = stacks.iter().map(|(_, count)| count).sum();
+    let share = |such: &dyn Fn(&[&str]) -> bool| {
+        let of: u64 = stacks.iter().filter(|(stack, _)| such(stack)).map(|(_, count)| count).sum();
+        of as f64 / all as f64
+    };
+    let position = |stack: &[&str], name: &str| stack.iter().position(|frame| *frame == name);
+    // The event loop calls the framework, which calls the endpoint.
+    let endpoint = share(&|stack| {
+        let chain = ["BaseEventLoop._run_once (base_events.py)", "completions (app.py)"];
+        let [Some(event_loop), Some(endpoint)] = chain.map(|name| position(stack, name)) else {
+            return false;
+        };
+        event_loop + 3 < endpoint
+    });
+    let tokens = share(&|stack| stack.iter().any(|frame| frame.ends_with("events (app.py)")));
+    let cut = share(&|stack| stack.iter().any(|frame| frame.starts_with("[truncated")));
+    let interpreter = share(&|stack| position(stack, "_PyEval_EvalFrameDefault").is_some());
+    println!(
+        "  endpoint {:.1} %, its events {:.1} %, cut {:.1} %, interpreter without names {:.1} %",
+        100.0 * endpoint,
+        100.0 * tokens,
+        100.0 * cut,
+        100.0 * interpreter
+    );
+    ensure!(endpoint > 0.0 && tokens > 0.0, "no endpoint in {} stacks", stacks.len());
+    // The first samples may come before the tables do, on a machine that is busy.
+    let late = ["[truncated: table not ready]", "[truncated: code that was not known]"];
+    let is_late = |stack: &[&str]| stack.iter().any(|frame| late.contains(frame));
+    ensure!(share(&is_late) < 0.5, "tables came late");
+    let wrong = |stack: &[&str]| {
+        let is_wrong = |frame: &&str| frame.starts_with("[truncated") || *frame == "_PyEval_EvalFrameDefault";
+        !is_late(stack) && stack.iter().any(is_wrong)
+    };
+    let some: Vec<_> = stacks.iter().filter(|(stack, _)| wrong(stack)).take(2).collect();
+    ensure!(share(&wrong) < 0.01, "{some:?}");
     Ok(())
 }
 

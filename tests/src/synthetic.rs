@@ -157,7 +157,7 @@ impl<'a> Server<'a> {
             build_id: vec![9; 20],
         }))?;
         for (id, depth) in [(0, 12), (1, 30)] {
-            let frame = |i: u64| Frame { mapping: Some(0), offset: 0x100 * (id + 1) + 0x10 * i };
+            let frame = |i: u64| Frame { mapping: Some(0), offset: 0x100 * (id + 1) + 0x10 * i, code: None };
             self.write(&Event::Stack(Stack {
                 id: StackId(id),
                 time_ns: START_NS,
@@ -165,6 +165,7 @@ impl<'a> Server<'a> {
                 kernel: Vec::new(),
                 user: (0..depth).map(frame).collect(),
                 cut: (id == 1).then_some(StackCut::Depth),
+                frame_pointer_steps: 0,
             }))?;
         }
         Ok(())

@@ -31,8 +31,8 @@ pub enum Counter {
     SleepersFull = 11,
     /// Target processes not followed because the map of targets was full.
     TargetsFull = 12,
-    /// Stacks of which the user part could not be read.
-    UserStackFailed = 13,
+    /// Children whose mappings could not be taken over from their parent: the map of spaces was full.
+    SpacesFull = 13,
     /// Bytes of a socket that could not be read.
     SocketUnreadable = 14,
     /// Connections of targets that are encrypted: their requests are not seen.
@@ -63,7 +63,7 @@ impl Counter {
         Self::MarkBadSize,
         Self::SleepersFull,
         Self::TargetsFull,
-        Self::UserStackFailed,
+        Self::SpacesFull,
         Self::SocketUnreadable,
         Self::SocketTls,
         Self::SocketHttp2,
@@ -89,7 +89,7 @@ impl Counter {
             Self::MarkBadSize => "mark_bad_size",
             Self::SleepersFull => "sleepers_full",
             Self::TargetsFull => "targets_full",
-            Self::UserStackFailed => "user_stack_failed",
+            Self::SpacesFull => "spaces_full",
             Self::SocketUnreadable => "socket_unreadable",
             Self::SocketTls => "socket_tls",
             Self::SocketHttp2 => "socket_http2",
@@ -107,7 +107,6 @@ impl Counter {
             Self::VitalWritten
                 | Self::BulkWritten
                 | Self::CallUnwound
-                | Self::UserStackFailed
                 | Self::SocketTls
                 | Self::SocketHttp2
                 | Self::SocketRing

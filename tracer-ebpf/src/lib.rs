@@ -21,6 +21,8 @@ pub mod sample;
 pub mod sched;
 pub mod shape;
 pub mod socket;
+pub mod stack;
+pub mod unwind;
 
 pub use call::Call;
 pub use counter::Counter;
@@ -32,9 +34,6 @@ pub use process::Process;
 pub use sample::Sample;
 pub use sched::Sched;
 pub use socket::Socket;
-
-/// Most frames of one stack (kernel and user together) that the kernel side records.
-pub const MAX_FRAMES: usize = 127;
 
 /// Names of maps that user space opens.
 pub mod maps {
@@ -54,6 +53,20 @@ pub mod maps {
     pub const HITS: &str = "HITS";
     /// Local ports (u16) on which the arrival of bytes is noted.
     pub const PORTS: &str = "PORTS";
+    /// `tgid → unwind::Space`: the processes whose stacks can be walked.
+    pub const SPACES: &str = "SPACES";
+    /// Array of [`crate::unwind::Mapping`].
+    pub const MAPPINGS: &str = "MAPPINGS";
+    /// Array of u64: [`crate::unwind::page`].
+    pub const PAGES: &str = "PAGES";
+    /// Array of chunks, each an array of [`crate::unwind::CHUNK_ROWS`] rows.
+    pub const ROWS: &str = "ROWS";
+    /// Array of [`crate::unwind::Rule`].
+    pub const RULES: &str = "RULES";
+    /// Array of [`crate::unwind::PythonOffsets`].
+    pub const PYTHONS: &str = "PYTHONS";
+    /// `tid → unwind::PythonThread`.
+    pub const PYTHON_THREADS: &str = "PYTHON_THREADS";
 }
 
 /// Globals that user space sets before loading.
@@ -125,12 +138,14 @@ pub struct Target {
     /// tgid it names a process for life.
     pub start_ticks: u64,
     /// `TARGET_*` bits.
-    pub flags: u64,
+    pub flags: u32,
+    /// How often it has executed another program since it became a target.
+    pub epoch: u32,
 }
 
 /// Children that this process forks become targets too.
-pub const TARGET_FOLLOW: u64 = 1;
+pub const TARGET_FOLLOW: u32 = 1;
 /// The process has an io_uring: what it does on a socket may be no part of the system call that it is in.
-pub const TARGET_RING: u64 = 2;
+pub const TARGET_RING: u32 = 2;
 
 const _: () = assert!(size_of::<Target>() == 16);

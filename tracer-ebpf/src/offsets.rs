@@ -33,4 +33,18 @@ pub struct Offsets {
     pub files_fdt: u32,
     pub fdt_fd: u32,
     pub file_private_data: u32,
+    /// Probes of returns that are pending on a thread's stack, and the page where single-stepped instructions are:
+    /// `task_struct.{utask,mm}`, `uprobe_task.{return_instances,vaddr,xol_vaddr}`,
+    /// `return_instance.{orig_ret_vaddr,next,chained}`, `mm_struct.uprobes_state.xol_area`, `xol_area.vaddr`.
+    /// `task_utask` is 0 where this kernel does not describe all of them.
+    pub task_utask: u32,
+    pub task_mm: u32,
+    pub utask_returns: u32,
+    pub utask_vaddr: u32,
+    pub utask_xol_vaddr: u32,
+    pub return_address: u32,
+    pub return_next: u32,
+    pub return_chained: u32,
+    pub mm_xol_area: u32,
+    pub xol_vaddr: u32,
 }

@@ -2,7 +2,10 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::{Header, MAX_FRAMES};
+use crate::{
+    Header,
+    stack::{STACK_WORDS, StackHead},
+};
 
 /// The thread was in kernel mode.
 pub const KERNEL_MODE: u16 = 1;
@@ -14,16 +17,12 @@ pub struct Sample {
     pub header: Header,
     /// CPU time that this sample stands for, in ns.
     pub period_ns: u64,
-    /// Frames at the beginning of `stack` that are kernel addresses.
-    pub kernel_frames: u16,
-    /// Frames after those that are user addresses.
-    pub user_frames: u16,
-    pub _pad: u32,
-    /// Leaf first; only `kernel_frames + user_frames` entries are in the record.
-    pub stack: [u64; MAX_FRAMES],
+    pub head: StackHead,
+    /// Only as many words as `head` says are in the record.
+    pub stack: [u64; STACK_WORDS],
 }
 
 /// Bytes before the stack.
 pub const FIXED_BYTES: usize = 56;
 
-const _: () = assert!(size_of::<Sample>() == FIXED_BYTES + 8 * MAX_FRAMES);
+const _: () = assert!(size_of::<Sample>() == FIXED_BYTES + 8 * STACK_WORDS);

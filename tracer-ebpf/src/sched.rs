@@ -2,7 +2,10 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::{Header, MAX_FRAMES};
+use crate::{
+    Header,
+    stack::{STACK_WORDS, StackHead},
+};
 
 /// The thread was preempted: it stayed runnable, so the whole interval is run-queue wait.
 pub const PREEMPTED: u16 = 1;
@@ -25,15 +28,14 @@ pub struct Sched {
     pub waker_tid: u32,
     /// Task state at switch-out (`TASK_INTERRUPTIBLE` 1, `TASK_UNINTERRUPTIBLE` 2, …).
     pub prev_state: u32,
-    /// Frames at the beginning of `stack` that are kernel addresses.
-    pub kernel_frames: u16,
-    /// Frames after those that are user addresses.
-    pub user_frames: u16,
-    /// Where it blocked, leaf first; only `kernel_frames + user_frames` entries are in the record.
-    pub stack: [u64; MAX_FRAMES],
+    pub _pad: u32,
+    /// Where it blocked.
+    pub head: StackHead,
+    /// Only as many words as `head` says are in the record.
+    pub stack: [u64; STACK_WORDS],
 }
 
 /// Bytes before the stack.
-pub const FIXED_BYTES: usize = 72;
+pub const FIXED_BYTES: usize = 80;
 
-const _: () = assert!(size_of::<Sched>() == FIXED_BYTES + 8 * MAX_FRAMES);
+const _: () = assert!(size_of::<Sched>() == FIXED_BYTES + 8 * STACK_WORDS);

@@ -10,5 +10,7 @@ pub mod host_clock;
 pub mod http;
 pub mod latency;
 pub mod probe;
+pub mod python;
 pub mod symbol;
 pub mod timeline;
+pub mod unwind;

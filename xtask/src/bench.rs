@@ -15,6 +15,9 @@ pub(crate) struct Options {
     /// Instead: how right the clocks are on a simulated device; needs no root.
     #[arg(long)]
     clock: bool,
+    /// Instead: what stacks cost only.
+    #[arg(long, conflicts_with = "clock")]
+    stacks: bool,
     /// Instead: only what following sockets costs.
     #[arg(long, conflicts_with = "clock")]
     sockets: bool,
@@ -48,14 +51,19 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if options.sockets {
         bench.arg("--sockets");
     } else if !options.clock && !options.large {
-        for (what, brought) in
-            [("NVIDIA's driver", real_libs::fetch_driver()), ("bpftrace", setup::bring("bpftrace"))]
-        {
+        for (what, brought) in [
+            ("NVIDIA's driver", real_libs::fetch_driver()),
+            ("bpftrace", setup::bring("bpftrace", "bpftrace")),
+            ("perf", setup::bring("perf", "linux-perf")),
+        ] {
             if let Err(error) = brought {
                 eprintln!("bench: nothing will be compared with {what}: {error:#}");
             }
         }
         bench.arg("--real-libs").arg(real_libs::cache());
+    }
+    if options.stacks {
+        bench.arg("--stacks");
     }
     if options.quick {
         bench.arg("--quick");

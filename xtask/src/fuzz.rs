@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 const VERSION: &str = "0.13.2";
-const TARGETS: [&str; 5] = ["record", "http", "library", "profile", "capture"];
+const TARGETS: [&str; 7] = ["record", "http", "library", "unwind", "generated", "profile", "capture"];
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -38,7 +38,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         // Without a sanitizer a stable compiler will do: what is fuzzed is safe Rust, which panics instead.
         command.args(["fuzz", "run", "--sanitizer", "none", "--fuzz-dir"]).arg(root().join("tests/fuzz"));
         command.arg(target).arg(folder(&format!("tests/fuzz/corpus/{target}"))?);
-        if *target == "library" {
+        if ["library", "unwind"].contains(target) {
             command.arg(libraries()?);
         }
         command.arg("--").arg(format!("-max_total_time={}", options.seconds)).arg("-rss_limit_mb=4096");

@@ -126,8 +126,10 @@ pub(crate) fn run(which: Which, require: bool) -> Result<()> {
     run_command(tests.args(["--", "--nocapture"]))?;
     // The kernel tier loads a library that no test links.
     run_command(cargo().args(["build", "--workspace"]).env("TRACER_EBPF", "require"))?;
-    let mut driver = test::kernel_tier(require);
-    run_command(driver.env("TRACER_REAL_LIBS", cache()).args(["--", "placement::functions_of_the_driver"]))?;
+    for test in ["placement::functions_of_the_driver", "stacks::real_libraries"] {
+        let mut tier = test::kernel_tier(require);
+        run_command(tier.env("TRACER_REAL_LIBS", cache()).args(["--", test]))?;
+    }
     if failed.is_empty() { Ok(()) } else { bail!("could not be fetched: {}", failed.join(", ")) }
 }
 

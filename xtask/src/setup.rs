@@ -67,14 +67,14 @@ pub(crate) fn run() -> Result<()> {
     }
 }
 
-/// Brings a program that is nice to have, from the Debian package of its name.
+/// Brings a program that is nice to have, from a Debian package.
 ///
 /// # Errors
 /// It is missing and cannot be installed, or its installation failed.
-pub(crate) fn bring(program: &'static str) -> Result<()> {
+pub(crate) fn bring(program: &'static str, package: &'static str) -> Result<()> {
     match (answers(program), answers("apt-get") && is_root()) {
         (true, _) => Ok(()),
-        (false, true) => install_packages(&[program]),
+        (false, true) => install_packages(&[package]),
         (false, false) => {
             bail!("{program} is missing, and apt-get is not here or this is not root: install it by hand")
         }

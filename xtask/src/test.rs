@@ -42,9 +42,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         return real_servers::run_aiperf(options.require);
     }
     setup::run()?;
-    // Marks of Python programs, and as bpftrace sees them; the page of `tracer view` in a browser.
-    for program in ["python3", "bpftrace", "chromium"] {
-        if let Err(error) = setup::bring(program) {
+    // Marks of Python programs, and as bpftrace sees them; stacks as perf sees them; the page of `tracer view` in a browser.
+    for (program, package) in
+        [("python3", "python3"), ("bpftrace", "bpftrace"), ("perf", "linux-perf"), ("chromium", "chromium")]
+    {
+        if let Err(error) = setup::bring(program, package) {
             eprintln!("test: {error:#}");
         }
     }

@@ -172,7 +172,7 @@ fn emit(thread: &ThreadCalls, tid: u32, open: &OpenCall, depth: u32, end_ns: u64
         count(Counter::VitalDropped);
         return;
     };
-    let target = Target { start_ticks: thread.start_ticks, flags: 0 };
+    let target = Target { start_ticks: thread.start_ticks, flags: 0, epoch: 0 };
     let time_ns = if end_ns == 0 { open.begin_ns } else { end_ns };
     entry.write(Call {
         header: header(Kind::Call, flag, size_of::<Call>(), time_ns, &target, thread.tgid, tid),

@@ -43,6 +43,16 @@ pub(crate) static OFFSETS: Global<Offsets> = Global::new(Offsets {
     files_fdt: 0,
     fdt_fd: 0,
     file_private_data: 0,
+    task_utask: 0,
+    task_mm: 0,
+    utask_returns: 0,
+    utask_vaddr: 0,
+    utask_xol_vaddr: 0,
+    return_address: 0,
+    return_next: 0,
+    return_chained: 0,
+    mm_xol_area: 0,
+    xol_vaddr: 0,
 });
 
 /// One of the [`OFFSETS`]. Its value is known to the verifier, since its map is read-only; all of them at once would be

@@ -12,7 +12,7 @@ use tracer_abi::{
 use super::{
     call,
     common::{OFFSETS, TARGETS, VITAL, count, current_target, header, now_ns, read_kernel},
-    sched,
+    python, sched, unwind,
 };
 
 /// USER_HZ is 100 on every architecture that is supported.
@@ -30,10 +30,11 @@ fn process_fork(ctx: BtfTracePointContext) -> i32 {
             return 0;
         }
         let start_ns: u64 = read_kernel(child + u64::from(offsets.task_start_boottime));
-        target = Target { start_ticks: start_ns / NS_PER_TICK, flags: parent.flags };
+        target = Target { start_ticks: start_ns / NS_PER_TICK, flags: parent.flags, epoch: parent.epoch };
         if TARGETS.insert(tgid, target, 0).is_err() {
             count(Counter::TargetsFull);
         }
+        unwind::process_forks(parent_tgid, tgid);
     }
     emit(FORK, &target, (tgid, tid), (parent_tgid, parent_tid), child);
     0
@@ -45,6 +46,13 @@ fn process_exec(ctx: BtfTracePointContext) -> i32 {
     let task: u64 = ctx.arg(0);
     let old_tid: u64 = ctx.arg(1);
     call::thread_exits(old_tid as u32);
+    python::thread_exits(old_tid as u32);
+    // What was mapped before must not be taken for what is now.
+    if let Some(target) = TARGETS.get_ptr_mut(tgid) {
+        // SAFETY: a valid map value; a process executes one program at a time.
+        unsafe { (&raw mut (*target).epoch).write_volatile((*target).epoch.wrapping_add(1)) };
+    }
+    unwind::process_ends(tgid);
     emit(EXEC, &target, (tgid, tid), (0, old_tid as u32), task);
     0
 }
@@ -56,6 +64,7 @@ fn process_exit(ctx: BtfTracePointContext) -> i32 {
     let task: u64 = ctx.arg(0);
     call::thread_exits(id as u32);
     sched::thread_exits(id as u32);
+    python::thread_exits(id as u32);
     emit(EXIT, &target, (tgid, tid), (0, 0), task);
     // The last thread: the tgid may be given to another process after this.
     let offsets = OFFSETS.load();
@@ -63,6 +72,7 @@ fn process_exit(ctx: BtfTracePointContext) -> i32 {
     let live: u32 = read_kernel(signal + u64::from(offsets.signal_live));
     if live == 0 {
         let _gone = TARGETS.remove(tgid);
+        unwind::process_ends(tgid);
     }
     0
 }

@@ -10,11 +10,12 @@ use aya_ebpf::{
 use tracer_abi::{
     Counter, Kind, MAX_THREADS, Sched, Target,
     sched::{FIXED_BYTES, PREEMPTED},
+    stack::StackHead,
 };
 
 use super::{
     common::{OFFSETS, Ring, TARGETS, count, header, now_ns, output, read_kernel},
-    sample::{record_bytes, stacks},
+    unwind::{self, copy_stack, record_bytes},
 };
 
 /// The interval that a thread is in, or `off_ns` = 0 while it runs. An entry lives as long as its thread.
@@ -82,16 +83,16 @@ fn switched_out(ctx: &BtfTracePointContext, now: u64) {
     // SAFETY: a valid map value that only this thread's switches write, apart from the wake fields, which are
     // ignored by wakers while `off_ns` is 0.
     unsafe {
-        let stack = (&raw mut (*sleeper).stack).cast::<u8>();
-        let (kernel, user) = stacks(ctx.as_ptr(), stack, true);
+        (*sleeper).head = match unwind::walk(ctx.as_ptr(), unwind::SCHED, true, (&target, tgid, tid)) {
+            Some(walk) => copy_stack(walk, (&raw mut (*sleeper).stack).cast()),
+            None => StackHead::default(),
+        };
         (*sleeper).header =
             header(Kind::Sched, if preempted { PREEMPTED } else { 0 }, FIXED_BYTES, now, &target, tgid, tid);
         (*sleeper).wake_ns = 0;
         (*sleeper).waker_tgid = 0;
         (*sleeper).waker_tid = 0;
         (*sleeper).prev_state = state;
-        (*sleeper).kernel_frames = kernel as u16;
-        (*sleeper).user_frames = user as u16;
         (&raw mut (*sleeper).off_ns).write_volatile(now);
     }
 }
@@ -120,8 +121,8 @@ fn switched_in(tid: u32, now: u64) {
     if now.wrapping_sub(off) < MIN_OFF_CPU_NS.load() {
         return;
     }
-    let size = record_bytes(FIXED_BYTES, u64::from(sleeper.kernel_frames), u64::from(sleeper.user_frames));
-    let target = Target { start_ticks: sleeper.header.start_ticks, flags: 0 };
+    let size = record_bytes(FIXED_BYTES, &sleeper.head);
+    let target = Target { start_ticks: sleeper.header.start_ticks, flags: 0, epoch: 0 };
     sleeper.header = header(
         Kind::Sched,
         sleeper.header.flags,

@@ -227,7 +227,7 @@ fn local_port(sk: u64) -> u32 {
 /// A record of what no process does.
 #[inline(always)]
 fn unnamed(sk: u64, action: u32) -> Socket {
-    let nobody = Target { start_ticks: 0, flags: 0 };
+    let nobody = Target { start_ticks: 0, flags: 0, epoch: 0 };
     Socket {
         header: header(Kind::Socket, 0, size_of::<Socket>(), now_ns(), &nobody, 0, 0),
         cookie: cookie(sk),

@@ -16,7 +16,7 @@ use tracer_abi::mark::Slot;
 
 words!(Source { Mark = "mark", Nvtx = "nvtx", Socket = "socket" });
 words!(Join { None = "none", Mark = "mark", Count = "count", Time = "time" });
-words!(FrameKind { Kernel = "kernel", User = "user" });
+words!(FrameKind { Kernel = "kernel", User = "user", Python = "python" });
 
 pub(crate) struct MaybeGpu {
     gpu_begin_ns: Option<u64>,

@@ -17,7 +17,7 @@ use super::table::TableFile;
 use crate::clock::{ClockQuality, DeviceClock};
 use crate::event::mark;
 use crate::event::{
-    Call, EngineFile, Event, GpuProcess, GpuSample, HostClock, HttpBegin, HttpEnd, HttpSend, HttpWire,
+    Call, Code, EngineFile, Event, GpuProcess, GpuSample, HostClock, HttpBegin, HttpEnd, HttpSend, HttpWire,
     Mapping, Point, Process, ProcessId, Sample, Sched, Stack, Xid,
 };
 use crate::symbol::{self, SymbolFrame, Symbolizer};
@@ -267,6 +267,10 @@ fn name_stacks(folder: &Folder, this_boot: bool) -> Result<u64> {
     let mut mappings = Batches::<Mapping>::open(folder)?;
     while let Some(rows) = mappings.next_rows()? {
         rows.into_iter().for_each(|mapping| symbolizer.add_mapping(mapping));
+    }
+    let mut codes = Batches::<Code>::open(folder)?;
+    while let Some(rows) = codes.next_rows()? {
+        rows.into_iter().for_each(|code| symbolizer.add_code(code));
     }
     let mut frames = TableFile::<SymbolFrame>::begin(folder)?;
     let mut stacks = Batches::<Stack>::open(folder)?;

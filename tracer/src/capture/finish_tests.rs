@@ -94,8 +94,9 @@ fn history() -> Vec<Event> {
         time_ns: 1400,
         process: PROCESS,
         kernel: vec![],
-        user: vec![Frame { mapping: None, offset: 0x77 }],
+        user: vec![Frame { mapping: None, code: None, offset: 0x77 }],
         cut: Some(StackCut::FramePointers),
+        frame_pointer_steps: 0,
     };
     let end = mark::RequestEnd { request: 5, output_tokens: 3, finish_reason: FINISH_STOP };
     let mut events = vec![Event::Point(point), said(100, Mark::RequestBegin(begin.into()))];

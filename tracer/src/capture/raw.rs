@@ -8,7 +8,7 @@ use tracer_abi::mark::{ClockReading, Slot};
 use super::column::{Columns, Item, columns, via, words};
 use crate::event::mark::{self, AttrValue, Mark};
 use crate::event::{
-    Call, CallEnd, EngineFile, EngineSeen, Event, Frame, GpuProcess, GpuSample, HostClock, HttpBegin,
+    Call, CallEnd, Code, EngineFile, EngineSeen, Event, Frame, GpuProcess, GpuSample, HostClock, HttpBegin,
     HttpEnd, HttpFinish, HttpSend, HttpWire, Mapping, MarkEvent, Origin, Point, Process, ProcessAction,
     ProcessId, Role, Sample, Sched, Stack, StackCut, StackId, Xid,
 };
@@ -39,7 +39,18 @@ words!(CallEnd {
     Exited = "exited",
 });
 words!(ProcessAction { Found = "found", Fork = "fork", Exec = "exec", Exit = "exit" });
-words!(StackCut { Depth = "depth", FramePointers = "frame_pointers", Unreadable = "unreadable" });
+words!(StackCut {
+    Depth = "depth",
+    Unmapped = "unmapped",
+    TablePending = "table_pending",
+    FramePointers = "frame_pointers",
+    Unreadable = "unreadable",
+    Unsupported = "unsupported",
+    NoProgress = "no_progress",
+    RegisterLost = "register_lost",
+    NoRegisters = "no_registers",
+    Exception = "exception",
+});
 words!(Role {
     Step = "step",
     Launch = "launch",
@@ -165,7 +176,9 @@ columns!(Mapping {
     build_id: Vec<u8>,
 });
 
-columns!(Frame { mapping: Option<u32>, offset as "file_offset": u64 });
+columns!(Code { id: u32, time_ns: u64, process: ProcessId, function: String, file: String, first_line: u32 });
+
+columns!(Frame { mapping: Option<u32>, code: Option<u32>, offset as "file_offset": u64 });
 impl Item for Frame {
     const STRUCT: bool = true;
 }
@@ -177,6 +190,7 @@ columns!(Stack {
     kernel: Vec<u64>,
     user: Vec<Frame>,
     cut: Option<StackCut>,
+    frame_pointer_steps: u32,
 });
 
 columns!(Point {
@@ -466,6 +480,7 @@ event_tables! {
     HostClock = "clock_host", rank 0, |row| Event::HostClock(row);
     Process = "processes", rank 1, |row| Event::Process(row);
     Mapping = "mappings", rank 2, |row| Event::Mapping(row);
+    Code = "code", rank 3, |row| Event::Code(row);
     Point = "points", rank 3, |row| Event::Point(row);
     Stack = "stacks", rank 4, |row| Event::Stack(row);
     Marked<mark::RequestBegin> = "mark_request_begin", rank 5, |row| mark_event(row, |begin| Mark::RequestBegin(begin.into()));
@@ -501,6 +516,7 @@ macro_rules! for_each_event_table {
             clock_host: HostClock,
             processes: Process,
             mappings: Mapping,
+            code: Code,
             points: Point,
             stacks: Stack,
             request_begins: Marked<mark::RequestBegin>,

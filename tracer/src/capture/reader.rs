@@ -16,7 +16,7 @@ use super::stream;
 use super::torn::StreamBatches;
 use crate::event::mark;
 use crate::event::{
-    Call, EngineFile, Event, GpuProcess, GpuSample, HostClock, HttpBegin, HttpEnd, HttpSend, HttpWire,
+    Call, Code, EngineFile, Event, GpuProcess, GpuSample, HostClock, HttpBegin, HttpEnd, HttpSend, HttpWire,
     Mapping, Point, Process, Sample, Sched, Stack, Xid,
 };
 

@@ -16,6 +16,8 @@ const SWITCH: [&str; 3] = ["schedule", "preempt_schedule", "__cond_resched"];
 
 /// Ends the names of functions of the kernel, as other tools mark them.
 const KERNEL: &str = "_[k]";
+/// So do those of functions that the compiler has put into their callers.
+const INLINED: &str = "_[i]";
 
 /// Names of the frames of each stack, root first, from where the program's own code begins.
 #[derive(Clone, Debug, Default)]
@@ -45,7 +47,8 @@ impl Stacks {
         for frame in frames {
             let label = match frame.kind {
                 FrameKind::Kernel => format!("{}{KERNEL}", frame.label()),
-                FrameKind::User => frame.label(),
+                FrameKind::User if frame.inlined => format!("{}{INLINED}", frame.label()),
+                FrameKind::User | FrameKind::Python => frame.label(),
             };
             let names = names.entry(frame.stack).or_default();
             if label.contains(RUST_PROGRAM_BEGINS) {
@@ -59,7 +62,8 @@ impl Stacks {
 
     /// The frames of a stack, root first. What is missing at its root has a frame that says why.
     pub fn root_first(&self, stack: Option<StackId>) -> impl Iterator<Item = String> {
-        let cut = stack.and_then(|stack| self.cuts.get(&stack)).map(|cut| cut_name(*cut).to_owned());
+        let cut =
+            stack.and_then(|stack| self.cuts.get(&stack)).map(|cut| format!("[truncated: {}]", cut.text()));
         let missing = stack.is_none().then(|| "[no stack]".to_owned());
         let names = stack.and_then(|stack| self.names.get(&stack)).map_or(&[][..], Vec::as_slice);
         cut.into_iter().chain(missing).chain(names.iter().cloned())
@@ -101,14 +105,6 @@ impl Stacks {
     #[must_use]
     pub fn is_cut(&self, stack: StackId) -> bool {
         self.cuts.contains_key(&stack)
-    }
-}
-
-fn cut_name(cut: StackCut) -> &'static str {
-    match cut {
-        StackCut::Depth => "[truncated: too deep]",
-        StackCut::FramePointers => "[truncated: no frame pointer]",
-        StackCut::Unreadable => "[truncated: unreadable]",
     }
 }
 

@@ -272,13 +272,12 @@ fn definition() -> impl Strategy<Value = Event> {
         Just(ProcessAction::Exec),
         Just(ProcessAction::Exit)
     ];
-    let cut = prop_oneof![
-        Just(None),
-        Just(Some(StackCut::Depth)),
-        Just(Some(StackCut::FramePointers)),
-        Just(Some(StackCut::Unreadable))
-    ];
-    let frame = any::<(Option<u32>, u64)>().prop_map(|(mapping, offset)| Frame { mapping, offset });
+    let cut = prop::option::of(prop::sample::select(&StackCut::ALL[..]));
+    let frame = any::<(Option<u32>, Option<u32>, u64)>().prop_map(|(mapping, code, offset)| Frame {
+        mapping,
+        code,
+        offset,
+    });
     let addresses = prop::collection::vec(any::<u64>(), 0..5);
     let frames = prop::collection::vec(frame, 0..5);
     prop_oneof![
@@ -303,9 +302,15 @@ fn definition() -> impl Strategy<Value = Event> {
                 Event::Mapping(Mapping { id, time_ns, process, begin, end, offset, inode, path, build_id })
             }
         ),
-        (any::<u64>(), time(), process(), addresses, frames, cut).prop_map(
-            |(id, time_ns, process, kernel, user, cut)| {
-                Event::Stack(Stack { id: StackId(id), time_ns, process, kernel, user, cut })
+        (any::<u32>(), time(), process(), text(), text(), any::<u32>()).prop_map(
+            |(id, time_ns, process, function, file, first_line)| {
+                Event::Code(Code { id, time_ns, process, function, file, first_line })
+            }
+        ),
+        (any::<u64>(), time(), process(), addresses, frames, cut, any::<u32>()).prop_map(
+            |(id, time_ns, process, kernel, user, cut, frame_pointer_steps)| {
+                let id = StackId(id);
+                Event::Stack(Stack { id, time_ns, process, kernel, user, cut, frame_pointer_steps })
             }
         ),
         point(),

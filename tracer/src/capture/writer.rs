@@ -10,7 +10,7 @@ use super::raw::{Counter, Marked, for_each_event_table};
 use super::stream::TableWriter;
 use crate::event::mark::{self, Mark};
 use crate::event::{
-    Call, EngineFile, Event, GpuProcess, GpuSample, HostClock, HttpBegin, HttpEnd, HttpSend, HttpWire,
+    Call, Code, EngineFile, Event, GpuProcess, GpuSample, HostClock, HttpBegin, HttpEnd, HttpSend, HttpWire,
     Mapping, MarkEvent, Point, Process, ProcessId, Sample, Sched, Stack, Xid,
 };
 use crate::host_clock::monotonic_ns;
@@ -91,6 +91,7 @@ impl Writer {
             Event::Process(e) => push(&mut t.processes, folder, e),
             Event::HostClock(e) => push(&mut t.clock_host, folder, e),
             Event::Mapping(e) => push(&mut t.mappings, folder, e),
+            Event::Code(e) => push(&mut t.code, folder, e),
             Event::Stack(e) => push(&mut t.stacks, folder, e),
             Event::Point(e) => push(&mut t.points, folder, e),
             Event::HttpBegin(e) => push(&mut t.http_begins, folder, e),

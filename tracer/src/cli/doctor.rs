@@ -3,6 +3,7 @@
 mod engine;
 mod gpu;
 mod host;
+mod stacks;
 #[path = "../../build/toolchain.rs"]
 mod toolchain;
 
@@ -22,6 +23,7 @@ use crate::probe::{Options, Session, trial};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   tracer doctor
+  tracer doctor --pid 4711
   tracer doctor --json | jq '.checks[] | select(.status != \"ok\")'
 
 Probes a process of its own for less than a second; touches no other.
@@ -30,6 +32,9 @@ pub(crate) struct Args {
     /// Another engine profile: a file, cuda_graph, own_steps, or shapes (repeatable)
     #[arg(long, value_name = "FILE")]
     engine: Vec<PathBuf>,
+    /// Also tell how the stacks of this process will be walked, library by library (repeatable)
+    #[arg(long, value_name = "PID")]
+    pid: Vec<u32>,
     /// Print as JSON
     #[arg(long)]
     json: bool,
@@ -91,6 +96,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let costs = probes(&mut checks);
     gpu::check(&mut checks);
     engine::check(&profiles, &costs, &mut checks);
+    args.pid.iter().for_each(|pid| stacks::check(*pid, &mut checks));
     checks.push(host::toolchain());
     let mut out = std::io::stdout().lock();
     if args.json {

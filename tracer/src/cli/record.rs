@@ -55,6 +55,9 @@ pub(crate) struct Args {
     /// The kernel log, from which Xids come
     #[arg(long, value_name = "FILE", default_value = "/dev/kmsg", hide = true)]
     kernel_log: PathBuf,
+    /// Walk stacks by frame pointers alone: code built without them ends them
+    #[arg(long)]
+    no_tables: bool,
     /// Do not record the scheduler: no off-CPU time
     #[arg(long)]
     no_sched: bool,
@@ -102,6 +105,10 @@ pub(crate) struct Args {
     json: bool,
 }
 
+/// Stacks of a recording's first moments are whole if their tables are there; longer than this nobody should wait, and
+/// the rings hold as much.
+const WAIT_FOR_TABLES: Duration = Duration::from_millis(500);
+
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let mut profiles = Profiles::builtin();
     for file in &args.engine {
@@ -127,6 +134,10 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let writer = Writer::create(&folder, meta(args, &chosen))?;
     for found in &chosen.processes {
         if chosen.is_held() { session.add_before_exec(found)? } else { session.add(found)? }
+    }
+    // What a held process maps now is not what it will run.
+    if !chosen.is_held() && !session.wait_for_tables(WAIT_FOR_TABLES) {
+        tracing::debug!("the recording begins before all tables for stacks are there");
     }
     chosen.let_go()?;
     let mut recording = Recording {
@@ -340,6 +351,7 @@ impl Recording {
 fn options(args: &Args) -> Options {
     Options {
         sample_hz: args.sample_hz,
+        tables: !args.no_tables,
         sched: !args.no_sched,
         min_off_cpu_ns: args.min_off_cpu.map_or(0, |time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)),
         sockets: !args.no_sockets,

@@ -54,6 +54,7 @@ pub enum Event {
     HttpEnd(HttpEnd),
     HostClock(HostClock),
     Mapping(Mapping),
+    Code(Code),
     Stack(Stack),
     Point(Point),
     Gpu(GpuSample),
@@ -78,6 +79,7 @@ impl Event {
             Self::HttpEnd(e) => e.origin.time_ns,
             Self::HostClock(e) => e.monotonic_ns,
             Self::Mapping(e) => e.time_ns,
+            Self::Code(e) => e.time_ns,
             Self::Stack(e) => e.time_ns,
             Self::Point(e) => e.time_ns,
             Self::Gpu(e) => e.time_ns,
@@ -219,7 +221,7 @@ pub struct Mapping {
     pub end: u64,
     pub offset: u64,
     pub inode: u64,
-    /// Path as the process sees it, or `[vdso]` and the like.
+    /// Path as the process sees it, `[vdso]` and the like, or empty for memory that is no file's.
     pub path: String,
     /// GNU build-id, empty when the file has none.
     pub build_id: Vec<u8>,
@@ -229,12 +231,28 @@ pub struct Mapping {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StackId(pub u64);
 
-/// One frame of a user stack.
+/// A function that an interpreter runs, stored once per capture.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Code {
+    /// Number of the function in this capture.
+    pub id: u32,
+    /// When it was first seen.
+    pub time_ns: u64,
+    pub process: ProcessId,
+    /// `Class.method`, as the interpreter qualifies it.
+    pub function: String,
+    pub file: String,
+    pub first_line: u32,
+}
+
+/// One frame of a user stack: machine code, or a function that an interpreter runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Frame {
     /// [`Mapping::id`]; `None` when no known mapping held the address.
     pub mapping: Option<u32>,
-    /// File offset in the mapping's file, or the address when there is no mapping.
+    /// [`Code::id`] of a function that an interpreter runs; `mapping` is `None` then.
+    pub code: Option<u32>,
+    /// File offset in the mapping's file; the address where there is no file; the line in the code's file.
     pub offset: u64,
 }
 
@@ -249,19 +267,85 @@ pub struct Stack {
     pub kernel: Vec<u64>,
     /// User frames, leaf first.
     pub user: Vec<Frame>,
-    /// Why the user part is known not to reach the thread's first function; `None` when no cut is known.
+    /// Why the user part does not reach the thread's first function; `None` when it does.
     pub cut: Option<StackCut>,
+    /// Steps that went by frame pointers, for want of a table. There a function that keeps none hides its caller.
+    pub frame_pointer_steps: u32,
 }
 
-/// Why a stack may be incomplete.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// Why a stack is incomplete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum StackCut {
     /// As many frames as fit.
     Depth,
-    /// The walk by frame pointers ended before a thread's first function.
+    /// The next code is in no mapping that was known when the walk came there.
+    Unmapped,
+    /// The code's table was still being built.
+    TablePending,
+    /// There is no table for the code, and no frame pointer.
     FramePointers,
-    /// The user part could not be read.
+    /// The stack, or all of the user part, could not be read.
     Unreadable,
+    /// The code keeps its frame in a way that tables cannot say.
+    Unsupported,
+    /// The stack was switched, or is damaged: the next frame would not be above the last.
+    NoProgress,
+    /// A register that the next frame needs was lost on the way.
+    RegisterLost,
+    /// The thread had no registers of user space.
+    NoRegisters,
+    /// An exception's handler was being entered: what the stack held of its frames was overwritten.
+    Exception,
+}
+
+impl StackCut {
+    /// All of them.
+    pub const ALL: [Self; 10] = [
+        Self::Depth,
+        Self::Unmapped,
+        Self::TablePending,
+        Self::FramePointers,
+        Self::Unreadable,
+        Self::Unsupported,
+        Self::NoProgress,
+        Self::RegisterLost,
+        Self::NoRegisters,
+        Self::Exception,
+    ];
+
+    /// Its name in the ledger.
+    #[must_use]
+    pub const fn counter(self) -> &'static str {
+        match self {
+            Self::Depth => "stack_cut_depth",
+            Self::Unmapped => "stack_cut_unmapped",
+            Self::TablePending => "stack_cut_table_pending",
+            Self::FramePointers => "stack_cut_frame_pointers",
+            Self::Unreadable => "stack_cut_unreadable",
+            Self::Unsupported => "stack_cut_unsupported",
+            Self::NoProgress => "stack_cut_no_progress",
+            Self::RegisterLost => "stack_cut_register_lost",
+            Self::NoRegisters => "stack_cut_no_registers",
+            Self::Exception => "stack_cut_exception",
+        }
+    }
+
+    /// For people.
+    #[must_use]
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::Depth => "too deep",
+            Self::Unmapped => "code that was not known",
+            Self::TablePending => "table not ready",
+            Self::FramePointers => "no frame pointer",
+            Self::Unreadable => "unreadable",
+            Self::Unsupported => "unsupported frame",
+            Self::NoProgress => "stack switched",
+            Self::RegisterLost => "register lost",
+            Self::NoRegisters => "no user registers",
+            Self::Exception => "exception being handled",
+        }
+    }
 }
 
 /// A probe point that was attached in a process.

@@ -5,10 +5,16 @@
 
 use bytemuck::Pod;
 use thiserror::Error;
-use tracer_abi::{Header, Kind, MAX_FRAMES, call, mark, open, process, sample, sched, socket};
+use tracer_abi::{
+    Header, Kind, call, mark, open, process, sample, sched, socket,
+    stack::{
+        Cut, PYTHON_CODE, PYTHON_DEPTH, PYTHON_ENTRY, PYTHON_NO_THREAD, PYTHON_UNREADABLE, STACK_WORDS,
+        StackHead,
+    },
+};
 
 use super::{
-    Call, CallEnd, Mark, MarkEvent, Origin, Process, ProcessAction, ProcessId, Sample, Sched,
+    Call, CallEnd, Mark, MarkEvent, Origin, Process, ProcessAction, ProcessId, Sample, Sched, StackCut,
     http::{SocketAction, SocketIo},
     mark::MarkError,
 };
@@ -39,11 +45,43 @@ impl RecordError {
     }
 }
 
-/// Addresses of a stack as the kernel gave them, leaf first.
+/// A stack as the kernel gave it, leaf first.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RawStack {
+    /// Addresses.
     pub kernel: Vec<u64>,
     pub user: Vec<u64>,
+    pub python: Vec<PythonFrame>,
+    pub cut: Option<StackCut>,
+    pub frame_pointer_steps: u32,
+    /// What is known to be wrong with the Python frames.
+    pub python_state: PythonState,
+}
+
+/// A frame as the interpreter keeps it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct PythonFrame {
+    /// Address of its code object, and the first line of that.
+    pub code: u64,
+    pub first_line: u32,
+    /// Where its instruction is, in bytes behind `code`.
+    pub instruction: u32,
+    /// The interpreter's C function was entered for it.
+    pub is_entry: bool,
+}
+
+/// What became of the Python frames of a stack.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum PythonState {
+    /// All there, or no Python.
+    #[default]
+    Whole,
+    /// The thread's state was not known.
+    NoThread,
+    /// More than fit.
+    Depth,
+    /// A frame could not be read.
+    Unreadable,
 }
 
 /// What a program opens.
@@ -185,7 +223,7 @@ fn sched_of(bytes: &[u8], header: Header, origin: Origin) -> Result<Record, Reco
     const FIELDS: usize = size_of::<Header>();
     let [off_ns, wake_ns]: [u64; 2] = read(bytes, FIELDS)?;
     let [waker_tgid, waker_tid, prev_state]: [u32; 3] = read(bytes, FIELDS + 16)?;
-    let [kernel, user]: [u16; 2] = read(bytes, FIELDS + 28)?;
+    let head: StackHead = read(bytes, FIELDS + 32)?;
     let event = Sched {
         origin,
         off_ns,
@@ -197,16 +235,16 @@ fn sched_of(bytes: &[u8], header: Header, origin: Origin) -> Result<Record, Reco
         open: header.flags & sched::OPEN != 0,
         stack: None,
     };
-    Ok(Record::Sched(event, stack(bytes, sched::FIXED_BYTES, kernel, user)?))
+    Ok(Record::Sched(event, stack(bytes, sched::FIXED_BYTES, head)?))
 }
 
 fn sample_of(bytes: &[u8], header: Header, origin: Origin) -> Result<Record, RecordError> {
     const FIELDS: usize = size_of::<Header>();
     let period_ns: u64 = read(bytes, FIELDS)?;
-    let [kernel, user]: [u16; 2] = read(bytes, FIELDS + 8)?;
+    let head: StackHead = read(bytes, FIELDS + 8)?;
     let event =
         Sample { origin, period_ns, kernel_mode: header.flags & sample::KERNEL_MODE != 0, stack: None };
-    Ok(Record::Sample(event, stack(bytes, sample::FIXED_BYTES, kernel, user)?))
+    Ok(Record::Sample(event, stack(bytes, sample::FIXED_BYTES, head)?))
 }
 
 fn process_of(record: &tracer_abi::Process, origin: Origin) -> Result<Record, RecordError> {
@@ -226,15 +264,52 @@ fn process_of(record: &tracer_abi::Process, origin: Origin) -> Result<Record, Re
     }))
 }
 
-fn stack(bytes: &[u8], at: usize, kernel: u16, user: u16) -> Result<RawStack, RecordError> {
-    let (kernel, user) = (usize::from(kernel), usize::from(user));
-    let frames = (kernel + user).min(MAX_FRAMES);
-    let mut addresses = slice(bytes, at, 8 * frames)?.chunks_exact(8).map(|chunk| {
-        let mut word = [0; 8];
-        word.copy_from_slice(chunk);
-        u64::from_ne_bytes(word)
-    });
-    Ok(RawStack { kernel: addresses.by_ref().take(kernel).collect(), user: addresses.collect() })
+fn stack(bytes: &[u8], at: usize, head: StackHead) -> Result<RawStack, RecordError> {
+    let [kernel, user, python] = [head.kernel_frames, head.user_frames, head.python_frames].map(usize::from);
+    let count = (kernel + user + 2 * python).min(STACK_WORDS);
+    let (words, _) = slice(bytes, at, 8 * count)?.as_chunks::<8>();
+    let mut words = words.iter().map(|word| u64::from_ne_bytes(*word));
+    let kernel = words.by_ref().take(kernel).collect();
+    let user = words.by_ref().take(user).collect();
+    let mut frames = Vec::with_capacity(python);
+    while let (Some(code), Some(place)) = (words.next(), words.next()) {
+        frames.push(PythonFrame {
+            code: code & PYTHON_CODE,
+            first_line: (place >> 32) as u32,
+            instruction: place as u32,
+            is_entry: code & PYTHON_ENTRY != 0,
+        });
+    }
+    let cut = Cut::try_from(head.cut).map_err(|unknown| RecordError::UnknownAction(u32::from(unknown.0)))?;
+    Ok(RawStack {
+        kernel,
+        user,
+        python: frames,
+        cut: cut_of(cut),
+        frame_pointer_steps: u32::from(head.frame_pointer_steps),
+        python_state: match head.flags {
+            flags if flags & PYTHON_NO_THREAD != 0 => PythonState::NoThread,
+            flags if flags & PYTHON_DEPTH != 0 => PythonState::Depth,
+            flags if flags & PYTHON_UNREADABLE != 0 => PythonState::Unreadable,
+            _ => PythonState::Whole,
+        },
+    })
+}
+
+fn cut_of(cut: Cut) -> Option<StackCut> {
+    Some(match cut {
+        Cut::None => return None,
+        Cut::Depth => StackCut::Depth,
+        Cut::Unmapped => StackCut::Unmapped,
+        Cut::TablePending => StackCut::TablePending,
+        Cut::FramePointers => StackCut::FramePointers,
+        Cut::Unreadable => StackCut::Unreadable,
+        Cut::Unsupported => StackCut::Unsupported,
+        Cut::NoProgress => StackCut::NoProgress,
+        Cut::RegisterLost => StackCut::RegisterLost,
+        Cut::NoRegisters => StackCut::NoRegisters,
+        Cut::Exception => StackCut::Exception,
+    })
 }
 
 fn slice(bytes: &[u8], at: usize, length: usize) -> Result<&[u8], RecordError> {

@@ -40,6 +40,8 @@ pub struct Notice {
 /// What is attached in one process. Dropping it takes the probes away.
 #[derive(Default)]
 pub(crate) struct Attached {
+    /// What it maps, as it was found last and as the capture calls it.
+    files: Vec<FileMapping>,
     mappings: Vec<Mapping>,
     pub(crate) index: MappingIndex,
     seen: HashSet<FileKey>,
@@ -148,7 +150,18 @@ impl Attacher {
         now_ns: u64,
         out: &mut Vec<Event>,
     ) -> Result<(), ProbeError> {
+        let epoch = kernel.epoch(process);
         let files = process::mappings(process.tgid)?;
+        if kernel.epoch(process) != epoch {
+            // It has executed something meanwhile: whose these are is not known.
+            attached.stale = true;
+            return Ok(());
+        }
+        if let Some(epoch) = epoch
+            && files != attached.files
+        {
+            kernel.unwinder.scan(process, epoch, files.clone());
+        }
         let allowed = self.allowed(kernel, process);
         // Where return probes are not wanted there are none, and nops were probed only where that is allowed.
         let fewer = Seccomp { returns: allowed.returns || !self.returns, ..allowed } != ALL;
@@ -176,6 +189,7 @@ impl Attacher {
         }
         attached.index = MappingIndex::new(&current);
         attached.mappings = current;
+        attached.files = files;
         Ok(())
     }
 
@@ -204,7 +218,7 @@ impl Attacher {
 
     /// What the profiles know about a mapped file; read once per file.
     fn library_of(&mut self, process: ProcessId, file: &FileMapping) -> Option<Arc<Library>> {
-        if file.inode == 0 {
+        if file.inode == 0 || !file.path.starts_with('/') {
             return None;
         }
         let key = (file.device, file.inode);

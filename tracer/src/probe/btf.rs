@@ -30,6 +30,7 @@ pub fn offsets(path: &Path) -> Result<Offsets, ProbeError> {
     let member = |name: &str, member: &str| {
         types.member(name, member).ok_or_else(|| bad(format!("{name} has no member {member}")))
     };
+    let returns = pending_returns(&types).unwrap_or_default();
     Ok(Offsets {
         task_pid: member("task_struct", "pid")?,
         task_start_boottime: member("task_struct", "start_boottime")?,
@@ -49,6 +50,25 @@ pub fn offsets(path: &Path) -> Result<Offsets, ProbeError> {
         files_fdt: types.member("files_struct", "fdt").unwrap_or(0),
         fdt_fd: types.member("fdtable", "fd").unwrap_or(0),
         file_private_data: types.member("file", "private_data").unwrap_or(0),
+        ..returns
+    })
+}
+
+/// Where the kernel keeps return probes that are pending: all of it, or nothing.
+fn pending_returns(types: &Types) -> Option<Offsets> {
+    let uprobes = types.structure_of("mm_struct", "uprobes_state")?;
+    Some(Offsets {
+        task_utask: types.member("task_struct", "utask")?,
+        task_mm: types.member("task_struct", "mm")?,
+        utask_returns: types.member("uprobe_task", "return_instances")?,
+        utask_vaddr: types.member("uprobe_task", "vaddr")?,
+        utask_xol_vaddr: types.member("uprobe_task", "xol_vaddr")?,
+        return_address: types.member("return_instance", "orig_ret_vaddr")?,
+        return_next: types.member("return_instance", "next")?,
+        return_chained: types.member("return_instance", "chained")?,
+        mm_xol_area: types.member("mm_struct", "uprobes_state")? + types.member(uprobes, "xol_area")?,
+        xol_vaddr: types.member("xol_area", "vaddr")?,
+        ..Offsets::default()
     })
 }
 
@@ -101,10 +121,17 @@ impl<'a> Types<'a> {
 
     /// Byte offset of a member, looked for in anonymous members too.
     fn member(&self, structure: &str, member: &str) -> Option<u32> {
-        self.member_in(*self.structs.get(structure)?, member, 0)
+        self.member_in(*self.structs.get(structure)?, member, 0).map(|(offset, _)| offset)
     }
 
-    fn member_in(&self, at: usize, wanted: &str, nesting: u32) -> Option<u32> {
+    /// Name of the structure that a member is.
+    fn structure_of(&self, structure: &str, member: &str) -> Option<&'a str> {
+        let (_, kind) = self.member_in(*self.structs.get(structure)?, member, 0)?;
+        self.name(word(self.bytes, *self.positions.get(kind as usize)?)?)
+    }
+
+    /// Byte offset and type of a member.
+    fn member_in(&self, at: usize, wanted: &str, nesting: u32) -> Option<(u32, u32)> {
         let (kind, length) = self.info(at)?;
         if nesting > 8 || !matches!(kind, KIND_STRUCT | KIND_UNION) {
             return None;
@@ -118,14 +145,16 @@ impl<'a> Types<'a> {
             if bitfields {
                 bits &= 0x00ff_ffff;
             }
+            let kind = word(self.bytes, record + 4)?;
             if name == wanted {
-                return Some(bits / 8);
+                return Some((bits / 8, kind));
             }
             if !name.is_empty() {
                 return None;
             }
-            let inner = *self.positions.get(word(self.bytes, record + 4)? as usize)?;
-            Some(bits / 8 + self.member_in(inner, wanted, nesting + 1)?)
+            let inner = *self.positions.get(kind as usize)?;
+            let (offset, kind) = self.member_in(inner, wanted, nesting + 1)?;
+            Some((bits / 8 + offset, kind))
         })
     }
 

@@ -37,6 +37,8 @@ pub enum ProbeError {
     Attach { what: String, pid: u32, source: io::Error },
     #[error("the embedded kernel-side program: {what}")]
     Object { what: String },
+    #[error("putting tables for walking stacks into the kernel: {source}")]
+    Unwind { source: io::Error },
     #[error("map `{name}`: {source}")]
     Map { name: &'static str, source: MapError },
     #[error("process {pid}: {source}")]

@@ -11,10 +11,11 @@ use aya::{
         tp_btf::BtfTracePointLink,
     },
 };
-use tracer_abi::{Offsets, globals, maps, programs};
+use tracer_abi::{Offsets, Target, globals, maps, programs};
 
 use super::{
     ProbeError, btf, object,
+    unwind::Unwinder,
     uprobe::{Links, Place, Uprobes},
 };
 use crate::event::ProcessId;
@@ -24,6 +25,8 @@ use crate::event::ProcessId;
 pub struct Options {
     /// On-CPU samples per second and CPU; 0: none.
     pub sample_hz: u64,
+    /// User stacks are walked by tables where files have them; else by frame pointers alone.
+    pub tables: bool,
     /// Off-CPU intervals and who ended them.
     pub sched: bool,
     /// Off-CPU intervals shorter than this many ns are not recorded.
@@ -45,6 +48,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             sample_hz: 99,
+            tables: true,
             sched: true,
             min_off_cpu_ns: 0,
             sockets: true,
@@ -78,6 +82,7 @@ pub(crate) struct Kernel {
     pub(crate) counters: PerCpuArray<MapData, u64>,
     pub(crate) hits: PerCpuArray<MapData, u64>,
     pub(crate) ports: HashMap<MapData, u16, u32>,
+    pub(crate) unwinder: Unwinder,
     pub(crate) missing: Vec<Missing>,
     links: Vec<GlobalLink>,
     wire: Option<BtfTracePointLink>,
@@ -116,6 +121,7 @@ impl Kernel {
             counters: take(&mut ebpf, maps::COUNTERS)?,
             hits: take(&mut ebpf, maps::HITS)?,
             ports: take(&mut ebpf, maps::PORTS)?,
+            unwinder: Unwinder::start(&mut ebpf, options.tables)?,
             missing: Vec::new(),
             links: Vec::new(),
             wire: None,
@@ -123,6 +129,13 @@ impl Kernel {
             logger,
             ebpf,
         };
+        if offsets.task_utask == 0 {
+            kernel.missing.push(Missing {
+                what: "pending returns",
+                consequence: "stacks end at functions that are probed on return",
+                why: "this kernel's types do not say where it keeps them".into(),
+            });
+        }
         kernel.attach_global(options, &offsets)?;
         Ok(kernel)
     }
@@ -281,6 +294,12 @@ impl Kernel {
         places: &[Place],
     ) -> Result<Links, ProbeError> {
         self.uprobes.attach(&mut self.ebpf, name, process, path, places)
+    }
+
+    /// How often a target has executed another program, as the kernel side counts; `None` of one that is no target.
+    pub(crate) fn epoch(&self, process: ProcessId) -> Option<u32> {
+        let target: Target = bytemuck::cast(self.targets.get(&process.tgid, 0).ok()?);
+        (target.start_ticks == process.start_ticks).then_some(target.epoch)
     }
 
     /// Passes on what the kernel-side programs logged.

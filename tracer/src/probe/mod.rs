@@ -5,6 +5,7 @@
 //! it for us, and takes those away when it is dropped (or dies: the kernel does it then).
 
 mod attach;
+mod bpf;
 pub mod btf;
 mod engine_files;
 mod error;
@@ -13,7 +14,9 @@ pub mod object;
 pub mod process;
 pub mod select;
 mod session;
+mod stacks;
 pub mod trial;
+pub mod unwind;
 mod uprobe;
 
 pub(crate) use attach::read as read_mapped;

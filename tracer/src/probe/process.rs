@@ -7,7 +7,7 @@ use procfs::process::{MMPermissions, MMapPath, Process as ProcProcess};
 use super::ProbeError;
 use crate::event::ProcessId;
 
-/// An executable file mapping of a live process.
+/// An executable mapping of a live process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileMapping {
     pub begin: u64,
@@ -15,7 +15,7 @@ pub struct FileMapping {
     pub offset: u64,
     pub device: (i32, i32),
     pub inode: u64,
-    /// Path as the process sees it, without ` (deleted)`; or `[vdso]`.
+    /// Path as the process sees it, without ` (deleted)`; `[vdso]` and the like; empty for memory that is no file's.
     pub path: String,
     pub deleted: bool,
 }
@@ -172,6 +172,12 @@ pub fn mappings(pid: u32) -> Result<Vec<FileMapping>, ProbeError> {
             let path = match map.pathname {
                 MMapPath::Path(path) => path.to_string_lossy().into_owned(),
                 MMapPath::Vdso => "[vdso]".to_owned(),
+                MMapPath::Heap => "[heap]".to_owned(),
+                MMapPath::Stack => "[stack]".to_owned(),
+                // Anonymous memory may have a name (prctl(2), PR_SET_VMA_ANON_NAME).
+                MMapPath::Other(name) if name.starts_with("anon:") => String::new(),
+                MMapPath::Other(name) => format!("[{name}]"),
+                MMapPath::Anonymous => String::new(),
                 _ => return None,
             };
             let (path, deleted) = match path.strip_suffix(" (deleted)") {

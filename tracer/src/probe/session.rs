@@ -15,14 +15,14 @@ use super::{
     engine_files::EngineFiles,
     kernel::Kernel,
     process::{self, Found},
+    stacks::Stacks,
     uprobe::Links,
 };
 use crate::{
     event::{
         Event, Origin, Process, ProcessAction, ProcessId,
-        record::{RawStack, Record, RecordError, open_calls_of},
+        record::{Record, RecordError, open_calls_of},
         sorter::Sorter,
-        stack::{MappingIndex, StackTable},
     },
     host_clock::{bracket, monotonic_ns},
     http::Http,
@@ -66,7 +66,7 @@ pub struct Session {
     kernel: Kernel,
     attacher: Attacher,
     sorter: Sorter<Pending>,
-    stacks: StackTable,
+    stacks: Stacks,
     rejects: BTreeMap<&'static str, u64>,
     options: Options,
     step_points: Vec<u32>,
@@ -104,7 +104,7 @@ impl Session {
             kernel: Kernel::load(&options)?,
             attacher: Attacher::new(profiles, options.returns),
             sorter: Sorter::new(SLACK_NS),
-            stacks: StackTable::default(),
+            stacks: Stacks::default(),
             rejects: BTreeMap::new(),
             engine_files: EngineFiles::start(),
             http: Http::new(options.http.clone()),
@@ -151,7 +151,7 @@ impl Session {
                 text: "what it moves over sockets that way is counted (socket_io_uring), not followed".into(),
             });
         }
-        let target = Target { start_ticks: found.id.start_ticks, flags };
+        let target = Target { start_ticks: found.id.start_ticks, flags, epoch: 0 };
         self.kernel
             .targets
             .insert(found.id.tgid, bytemuck::cast::<Target, [u64; 2]>(target), 0)
@@ -252,6 +252,8 @@ impl Session {
         rows.extend(self.rejects.iter().map(|(name, count)| row(None, name, *count, true)));
         rows.extend(self.http.counts().lines().map(|(name, count, loss)| row(None, name, count, loss)));
         rows.push(row(None, "engine_files_skipped", self.engine_files.skipped(), true));
+        rows.extend(self.stacks.ledger());
+        rows.extend(self.kernel.unwinder.ledger());
         rows.push(row(None, "events_late", self.sorter.late(), false));
         rows.extend(self.gaps.iter().map(|(process, ns)| row(Some(*process), "attach_gap_ns", *ns, false)));
         let mut fired: BTreeMap<ProcessId, u64> = BTreeMap::new();
@@ -277,6 +279,13 @@ impl Session {
         rows
     }
 
+    /// Waits until stacks of the targets can be walked: until the tables of all files that they map are there, or the time
+    /// is over. `false`: some are not.
+    #[must_use]
+    pub fn wait_for_tables(&self, limit: Duration) -> bool {
+        self.kernel.unwinder.settle(limit)
+    }
+
     /// Processes that are traced and alive.
     #[must_use]
     pub fn live(&self) -> usize {
@@ -298,7 +307,9 @@ impl Session {
 
     /// Takes what should be said about the targets.
     pub fn take_notices(&mut self) -> Vec<Notice> {
-        std::mem::take(&mut self.attacher.notices)
+        let mut notices = std::mem::take(&mut self.attacher.notices);
+        notices.extend(self.kernel.unwinder.take_notices());
+        notices
     }
 
     /// Counts for a progress line.
@@ -378,6 +389,10 @@ impl Session {
         let now_ns = monotonic_ns();
         let mut events = Vec::new();
         let result = self.attacher.scan(&mut self.kernel, id, now_ns, &mut events);
+        if let Err(ProbeError::ProcessGone { .. }) = result {
+            self.kernel.unwinder.gone(id);
+            self.stacks.forget(id);
+        }
         for event in events {
             if let Event::Point(point) = &event {
                 match point.role {
@@ -392,46 +407,33 @@ impl Session {
     }
 
     fn release(&mut self, drained_ns: u64, out: &mut Vec<Event>) {
-        let none = MappingIndex::default();
-        let Self { sorter, stacks, attacher, http, .. } = self;
+        let Self { sorter, stacks, attacher, kernel, http, .. } = self;
         let (mut is_held, mut http_tokens, mut ports) = (false, 0, HashSet::new());
-        sorter.release(drained_ns, |pending| {
-            let mut intern = |origin: Origin, raw: RawStack| {
-                let index = attacher.processes.get(&origin.process).map_or(&none, |attached| &attached.index);
-                stacks.intern(origin.time_ns, origin.process, raw, index)
-            };
-            match pending {
-                Pending::Ready(event) => out.push(event),
-                Pending::Record(Record::Call(event)) => out.push(Event::Call(event)),
-                Pending::Record(Record::Mark(event)) => out.push(Event::Mark(event)),
-                Pending::Record(Record::Process(event)) => out.push(Event::Process(event)),
-                // It is on its way through [`EngineFiles`].
-                Pending::Record(Record::Open(..)) => {}
-                Pending::Record(Record::Socket(io)) => {
-                    let before = out.len();
-                    is_held |= http.feed(&io, out);
-                    for event in &out[before..] {
-                        match event {
-                            Event::HttpSend(send) => http_tokens += u64::from(send.tokens),
-                            Event::HttpBegin(begin) => _ = ports.insert(begin.local_port),
-                            _ => {}
-                        }
+        sorter.release(drained_ns, |pending| match pending {
+            Pending::Ready(event) => out.push(event),
+            Pending::Record(Record::Call(event)) => out.push(Event::Call(event)),
+            Pending::Record(Record::Mark(event)) => out.push(Event::Mark(event)),
+            Pending::Record(Record::Process(event)) => out.push(Event::Process(event)),
+            // It is on its way through [`EngineFiles`].
+            Pending::Record(Record::Open(..)) => {}
+            Pending::Record(Record::Socket(io)) => {
+                let before = out.len();
+                is_held |= http.feed(&io, out);
+                for event in &out[before..] {
+                    match event {
+                        Event::HttpSend(send) => http_tokens += u64::from(send.tokens),
+                        Event::HttpBegin(begin) => _ = ports.insert(begin.local_port),
+                        _ => {}
                     }
                 }
-                Pending::Record(Record::Sched(mut event, raw)) => {
-                    if let Some((id, new)) = intern(event.origin, raw) {
-                        out.extend(new.map(Event::Stack));
-                        event.stack = Some(id);
-                    }
-                    out.push(Event::Sched(event));
-                }
-                Pending::Record(Record::Sample(mut event, raw)) => {
-                    if let Some((id, new)) = intern(event.origin, raw) {
-                        out.extend(new.map(Event::Stack));
-                        event.stack = Some(id);
-                    }
-                    out.push(Event::Sample(event));
-                }
+            }
+            Pending::Record(Record::Sched(mut event, raw)) => {
+                event.stack = stacks.intern(&event.origin, raw, attacher, &mut kernel.unwinder, out);
+                out.push(Event::Sched(event));
+            }
+            Pending::Record(Record::Sample(mut event, raw)) => {
+                event.stack = stacks.intern(&event.origin, raw, attacher, &mut kernel.unwinder, out);
+                out.push(Event::Sample(event));
             }
         });
         self.http_tokens += http_tokens;

@@ -87,7 +87,7 @@ pub(crate) fn seccomp(kernel: &mut Kernel) -> Result<Seccomp, ProbeError> {
 
 fn costs(kernel: &mut Kernel) -> Result<Vec<ClassCost>, ProbeError> {
     let mut child = Child::start(false)?;
-    let target = Target { start_ticks: child.found.id.start_ticks, flags: 0 };
+    let target = Target { start_ticks: child.found.id.start_ticks, flags: 0, epoch: 0 };
     kernel
         .targets
         .insert(child.found.id.tgid, bytemuck::cast::<Target, [u64; 2]>(target), 0)

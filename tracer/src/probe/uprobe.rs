@@ -11,7 +11,7 @@ use std::{
     io,
     num::NonZeroU32,
     os::{
-        fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd},
+        fd::{AsFd, AsRawFd, OwnedFd, RawFd},
         unix::ffi::OsStrExt,
     },
     path::Path,
@@ -25,10 +25,10 @@ use aya::{
         uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLink, UProbeScope},
     },
 };
-use bytemuck::{NoUninit, Pod, Zeroable};
+use bytemuck::{Pod, Zeroable};
 use tracer_abi::programs;
 
-use super::{ProbeError, object};
+use super::{ProbeError, bpf, object};
 use crate::event::ProcessId;
 
 /// The uprobe programs.
@@ -204,7 +204,7 @@ fn attach_many(
         ..LinkCreate::zeroed()
     };
     // SAFETY: what the attributes point to is valid, and as long as they say, during the call.
-    let link = unsafe { bpf(BPF_LINK_CREATE, &attributes) };
+    let link = unsafe { bpf::open(BPF_LINK_CREATE, &attributes) };
     link.map(Link::Many).map_err(|source| ProbeError::Attach {
         what: format!("attaching at {} places of {}", places.len(), path.display()),
         pid: process.tgid,
@@ -241,7 +241,7 @@ fn load_many(ebpf: &Ebpf) -> Result<HashMap<&'static str, OwnedFd>, ProbeError> 
                 ..ProgLoad::zeroed()
             };
             // SAFETY: what the attributes point to is valid, and as long as they say, during the call.
-            let loaded = unsafe { bpf(BPF_PROG_LOAD, &attributes) };
+            let loaded = unsafe { bpf::open(BPF_PROG_LOAD, &attributes) };
             let program = loaded.map_err(|error| bad(format!("program `{name}`: {error}")))?;
             Ok((name, program))
         })
@@ -255,6 +255,8 @@ fn raw_fd(map: &Map) -> Option<RawFd> {
         | Map::LruHashMap(data)
         | Map::PerCpuArray(data)
         | Map::RingBuf(data)
+        | Map::ArrayOfMaps(data)
+        | Map::SkStorage(data)
         | Map::StackTraceMap(data) => Some(data.fd().as_fd().as_raw_fd()),
         _ => None,
     }
@@ -310,16 +312,4 @@ struct LinkCreate {
     multi_flags: u32,
     pid: u32,
     _pad: u32,
-}
-
-/// # Safety
-/// Every pointer in `attributes` is valid for what the command does with it.
-unsafe fn bpf<T: NoUninit>(command: libc::c_int, attributes: &T) -> io::Result<OwnedFd> {
-    // SAFETY: the attributes are initialised and as long as said; the caller vouches for what they point to.
-    let fd = unsafe { libc::syscall(libc::SYS_bpf, command, &raw const *attributes, size_of::<T>()) };
-    match RawFd::try_from(fd) {
-        // SAFETY: the kernel has just made it for us, close-on-exec.
-        Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
-        _ => Err(io::Error::last_os_error()),
-    }
 }

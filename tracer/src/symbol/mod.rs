@@ -5,6 +5,7 @@
 //! none, the same inode. Otherwise a frame keeps its module and offset, and is never dropped. This folder reads
 //! files and /proc, and writes nothing.
 
+mod jit;
 mod module;
 #[cfg(test)]
 mod tests;
@@ -15,7 +16,8 @@ use std::rc::Rc;
 use blazesym::symbolize::source::{Elf, Kernel, Source};
 use blazesym::symbolize::{self, Input, Sym};
 
-use crate::event::{Frame, Mapping, Stack, StackId};
+use crate::event::{Code, Frame, Mapping, ProcessId, Stack, StackId};
+pub use jit::Generated;
 use module::Module;
 
 /// Whose code a frame is.
@@ -23,6 +25,8 @@ use module::Module;
 pub enum FrameKind {
     Kernel,
     User,
+    /// A function that CPython runs.
+    Python,
 }
 
 /// One function on a stack: a row of the table `frames`.
@@ -34,10 +38,10 @@ pub struct SymbolFrame {
     pub kind: FrameKind,
     /// Demangled; `None` when the name is not known.
     pub function: Option<String>,
-    /// Path of the mapped file as its process saw it, `[vdso]` and the like, `[kernel]`, or `[unknown]` when no
-    /// known mapping held the address.
+    /// Path of the mapped file as its process saw it, or of a Python function's source; `[vdso]` and the like,
+    /// `[kernel]`, `[anonymous]` for memory that is no file's, or `[unknown]` when no known mapping held the address.
     pub module: String,
-    /// Offset in the module's file; without a file, the address.
+    /// Offset in the module's file; without a file, the address; in a Python function's source, the line.
     pub offset: u64,
     /// The compiler put the function into the one at the next position.
     pub inlined: bool,
@@ -48,13 +52,12 @@ impl SymbolFrame {
     #[must_use]
     pub fn label(&self) -> String {
         let Self { function, module, offset, kind, .. } = self;
+        let file = || module.rsplit('/').next().unwrap_or(module);
         match (function, kind) {
+            (Some(function), FrameKind::Python) => format!("{function} ({})", file()),
             (Some(function), _) => function.clone(),
             (None, FrameKind::Kernel) => format!("[k] {offset:#x}"),
-            (None, FrameKind::User) if module.starts_with('[') => module.clone(),
-            (None, FrameKind::User) => {
-                format!("{}+{offset:#x}", module.rsplit('/').next().unwrap_or(module))
-            }
+            (None, _) => format!("{}+{offset:#x}", file()),
         }
     }
 }
@@ -77,6 +80,10 @@ pub struct Symbolizer {
     /// Names from debug information, which knows of inlined functions.
     debug: symbolize::Symbolizer,
     mappings: HashMap<u32, Mapped>,
+    codes: HashMap<u32, Code>,
+    /// Code that processes generate: what they tell of it, and where they do.
+    generated: HashMap<ProcessId, Generated>,
+    jitdumps: HashMap<ProcessId, Vec<Mapping>>,
     /// Modules by what names a file's content: its build-id, or else its inode and path.
     modules: Vec<Module>,
     known: HashMap<ModuleKey, usize>,
@@ -110,6 +117,9 @@ impl Symbolizer {
             symbols: builder().enable_code_info(false).enable_inlined_fns(false).build(),
             debug: builder().enable_code_info(true).enable_inlined_fns(true).build(),
             mappings: HashMap::new(),
+            codes: HashMap::new(),
+            generated: HashMap::new(),
+            jitdumps: HashMap::new(),
             modules: Vec::new(),
             known: HashMap::new(),
             user: HashMap::new(),
@@ -123,7 +133,15 @@ impl Symbolizer {
 
     /// Learns a mapping; to be called before the stacks that refer to it.
     pub fn add_mapping(&mut self, mapping: Mapping) {
+        if jit::is_dump(&mapping) {
+            self.jitdumps.entry(mapping.process).or_default().push(mapping.clone());
+        }
         self.mappings.insert(mapping.id, Mapped { mapping, module: None });
+    }
+
+    /// Learns a function that an interpreter runs; to be called before the stacks that refer to it.
+    pub fn add_code(&mut self, code: Code) {
+        self.codes.insert(code.id, code);
     }
 
     /// The functions on a stack, leaf first, kernel before user.
@@ -134,6 +152,11 @@ impl Symbolizer {
             add(&mut frames, stack.id, FrameKind::Kernel, "[kernel]", address, &functions);
         }
         for (depth, frame) in stack.user.iter().enumerate() {
+            if let Some(code) = frame.code.and_then(|code| self.codes.get(&code)) {
+                let functions = [(code.function.clone(), false)];
+                add(&mut frames, stack.id, FrameKind::Python, &code.file, frame.offset, &functions);
+                continue;
+            }
             let functions = self.user_functions(frame.mapping, lookup(depth, frame.offset));
             add(&mut frames, stack.id, FrameKind::User, self.module_name(frame), frame.offset, &functions);
         }
@@ -150,6 +173,12 @@ impl Symbolizer {
     }
 
     fn user_functions(&mut self, mapping: Option<u32>, offset: u64) -> Functions {
+        if let Some(mapped) = mapping.and_then(|id| self.mappings.get(&id))
+            && mapped.mapping.path.is_empty()
+        {
+            let process = mapped.mapping.process;
+            return self.generated_function(process, offset);
+        }
         let Some(module) = mapping.and_then(|id| self.module(id)) else { return Functions::default() };
         if let Some(functions) = self.user.get(&(module, offset)) {
             return functions.clone();
@@ -162,7 +191,20 @@ impl Symbolizer {
         functions
     }
 
+    /// The function at an address in code that a process has generated.
+    fn generated_function(&mut self, process: ProcessId, address: u64) -> Functions {
+        if !self.options.this_boot {
+            return Functions::default();
+        }
+        let dumps = self.jitdumps.get(&process).map_or(&[][..], Vec::as_slice);
+        let generated = self.generated.entry(process).or_insert_with(|| Generated::of(process, dumps));
+        generated.name(address).map(|name| [(name.to_owned(), false)].into()).unwrap_or_default()
+    }
+
     fn look_up(&self, module: &Module, offset: u64) -> Functions {
+        if let Some(name) = module.vdso_function(offset) {
+            return [(name.to_owned(), false)].into();
+        }
         let Some(path) = module.path() else { return Functions::default() };
         let find = |symbolizer: &symbolize::Symbolizer, debug_syms| {
             let mut elf = Elf::new(path);

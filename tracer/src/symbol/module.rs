@@ -2,11 +2,11 @@
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use object::read::ReadCache;
-use object::{Object, ObjectSection, SectionKind};
+use object::{Object, ObjectSection, ObjectSymbol, SectionKind};
 
 use crate::event::{Mapping, ProcessId};
 
@@ -14,6 +14,8 @@ use crate::event::{Mapping, ProcessId};
 pub(crate) struct Module {
     path: Option<PathBuf>,
     sections: Vec<Section>,
+    /// Functions of the kernel's library in every process: address, size, name.
+    vdso: Vec<(u64, u64, String)>,
 }
 
 /// A section of code.
@@ -28,7 +30,10 @@ impl Module {
     /// Looks for the file: through the process while it lives, which also reaches into its container and to deleted
     /// files; then at its path.
     pub(crate) fn find(mapping: &Mapping, this_boot: bool) -> Self {
-        let none = Self { path: None, sections: Vec::new() };
+        let none = Self { path: None, sections: Vec::new(), vdso: Vec::new() };
+        if mapping.path == "[vdso]" && this_boot {
+            return Self { vdso: own_vdso().unwrap_or_default(), ..none };
+        }
         if !mapping.path.starts_with('/') {
             return none;
         }
@@ -42,12 +47,18 @@ impl Module {
         }
         candidates.push(PathBuf::from(&mapping.path));
         let found = candidates.into_iter().find_map(|path| Some((open(&path, mapping)?, path)));
-        found.map_or(none, |(sections, path)| Self { path: Some(path), sections })
+        found.map_or(none, |(sections, path)| Self { path: Some(path), sections, vdso: Vec::new() })
     }
 
     /// `None` when no file was found that is certainly the one that was mapped.
     pub(crate) fn path(&self) -> Option<&PathBuf> {
         self.path.as_ref()
+    }
+
+    /// The function at an offset, where this is the kernel's library.
+    pub(crate) fn vdso_function(&self, offset: u64) -> Option<&str> {
+        let holds = |(begin, bytes, _): &&(u64, u64, String)| offset >= *begin && offset - begin < *bytes;
+        self.vdso.iter().find(holds).map(|(_, _, name)| name.as_str())
     }
 
     /// Whether the address of a symbol without a size lies in the same section as the code at `offset`: beyond its
@@ -86,8 +97,29 @@ fn section<'data>(section: impl ObjectSection<'data>) -> Option<Section> {
     Some(Section { name: section.name().ok()?.into(), address: section.address(), offset, bytes })
 }
 
+/// Functions of the vDSO, which is the same in every process of this boot.
+fn own_vdso() -> Option<Vec<(u64, u64, String)>> {
+    let maps = fs::read_to_string("/proc/self/maps").ok()?;
+    let line = maps.lines().find(|line| line.ends_with("[vdso]"))?;
+    let (begin, end) = line.split(' ').next()?.split_once('-')?;
+    let hex = |text| u64::from_str_radix(text, 16).ok();
+    let (begin, end) = (hex(begin)?, hex(end)?);
+    let mut bytes = vec![0; usize::try_from(end - begin).ok()?];
+    File::open("/proc/self/mem").ok()?.read_exact_at(&mut bytes, begin).ok()?;
+    let elf = object::File::parse(&*bytes).ok()?;
+    let mut functions: Vec<_> = elf
+        .dynamic_symbols()
+        .filter(|symbol| symbol.is_definition() && symbol.size() > 0)
+        .filter_map(|symbol| Some((symbol.address(), symbol.size(), symbol.name().ok()?.to_owned())))
+        .collect();
+    // Several names of one function: the longest says most.
+    functions.sort_by_key(|(begin, _, name)| (*begin, std::cmp::Reverse(name.len())));
+    functions.dedup_by_key(|(begin, _, _)| *begin);
+    Some(functions)
+}
+
 /// Whether the process lives, and is not another that got its pid.
-fn is_alive(process: ProcessId) -> bool {
+pub(super) fn is_alive(process: ProcessId) -> bool {
     let Ok(stat) = fs::read_to_string(format!("/proc/{}/stat", process.tgid)) else { return false };
     // The name in parentheses may hold anything; fields are counted from its end. Field 22 is the start time.
     let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);

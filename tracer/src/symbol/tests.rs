@@ -43,9 +43,17 @@ fn symbolizer(mappings: impl IntoIterator<Item = Mapping>) -> Symbolizer {
 }
 
 fn stack(kernel: &[u64], user: &[(Option<u32>, u64)]) -> Stack {
-    let user = user.iter().map(|&(mapping, offset)| Frame { mapping, offset }).collect();
+    let user = user.iter().map(|&(mapping, offset)| Frame { mapping, code: None, offset }).collect();
     let process = own_process();
-    Stack { id: StackId(9), time_ns: 0, process, kernel: kernel.into(), user, cut: None }
+    Stack {
+        id: StackId(9),
+        time_ns: 0,
+        process,
+        kernel: kernel.into(),
+        user,
+        cut: None,
+        frame_pointer_steps: 0,
+    }
 }
 
 /// A small program to look names up in.
@@ -220,8 +228,7 @@ fn frames_without_a_file_are_kept() {
     let frames = symbolizer([anonymous, vdso])
         .frames(&stack(&[], &[(Some(1), 0x7f0), (Some(0), 1), (None, 0xdead), (Some(77), 5)]));
     let labels: Vec<_> = frames.iter().map(SymbolFrame::label).collect();
-    assert_eq!(labels, ["[vdso]", "[anonymous]", "[unknown]", "[unknown]"]);
-    assert_eq!(frames[2].offset, 0xdead);
+    assert_eq!(labels, ["[vdso]+0x7f0", "[anonymous]+0x1", "[unknown]+0xdead", "[unknown]+0x5"]);
 }
 
 #[test]

@@ -49,8 +49,9 @@ fn definitions(time_ns: u64) -> Vec<Event> {
         time_ns,
         process: PROCESS,
         kernel: Vec::new(),
-        user: vec![Frame { mapping: None, offset: 0x1000 }],
+        user: vec![Frame { mapping: None, code: None, offset: 0x1000 }],
         cut: Some(StackCut::FramePointers),
+        frame_pointer_steps: 0,
     };
     vec![Event::Point(point), Event::Stack(stack)]
 }

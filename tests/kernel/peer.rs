@@ -1,0 +1,263 @@
+//! The same programs, at the same time, as `perf record --call-graph dwarf` sees them.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use engines::Profiles;
+use tracer::{
+    event::{Event, Frame, Mapping, Stack, StackId},
+    probe::{Session, process},
+    symbol::{FrameKind, SymbolFrame, Symbolizer},
+};
+use tracer_tests::table::Table;
+
+use crate::{
+    Test,
+    fixture::Running,
+    stacks::{Programs, samples_only},
+};
+
+pub(crate) const TESTS: &[(&str, Test)] = &[("peer::perf", perf)];
+
+/// Largest difference of a function's share, in points, and how many functions are compared.
+const POINTS: f64 = 2.0;
+const HEAVIEST: usize = 10;
+/// So many that chance explains no more than that: the share of a function is known to ±0.5 points (σ).
+const SAMPLES: u64 = 8000;
+
+/// Shares of functions, and how many stacks begin where threads do.
+#[derive(Default)]
+struct View {
+    samples: u64,
+    whole: u64,
+    own: BTreeMap<String, u64>,
+}
+
+impl View {
+    /// Takes a stack by its functions in user space, leaf first.
+    fn add(&mut self, names: &[String], samples: u64) {
+        let Some(leaf) = names.first() else { return };
+        self.samples += samples;
+        *self.own.entry(leaf.clone()).or_default() += samples;
+        let root = names.last().map_or("", String::as_str);
+        if ["_start", "clone3", "__clone3", "clone", "__clone"].contains(&root) {
+            self.whole += samples;
+        }
+    }
+
+    fn percent(&self, name: &str) -> f64 {
+        100.0 * self.own.get(name).copied().unwrap_or(0) as f64 / self.samples.max(1) as f64
+    }
+}
+
+fn perf() -> Result<()> {
+    let programs = Programs::get()?;
+    let cpp = programs.path("stacks");
+    let rust = programs.path("stacks-rust");
+    let python = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernel/fixtures/stacks.py");
+    for (what, program, script) in [
+        ("C++", cpp, None),
+        ("Rust", rust, None),
+        ("CPython", PathBuf::from("/usr/bin/python3"), Some(python)),
+    ] {
+        let mut command = Command::new(program);
+        command.args(script).args(["deep", "600000"]);
+        compare(what, &mut command)?;
+    }
+    Ok(())
+}
+
+fn compare(what: &str, command: &mut Command) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let data = folder.path().join("perf.data");
+    let mut running = Running::start_command(command)?;
+    let mut session = Session::start(samples_only(499), Profiles::builtin())?;
+    session.add(&process::find(running.pid())?)?;
+    ensure!(session.wait_for_tables(Duration::from_secs(60)), "tables do not come");
+    running.tell()?;
+    let mut peer = Command::new("perf");
+    // A clock per CPU, as ours: one per thread begins anew with each switch and so shuns what comes right after it.
+    peer.args(["record", "-q", "-a", "-e", "cpu-clock", "-F", "499", "--call-graph", "dwarf", "-o"]);
+    peer.arg(&data).stdout(Stdio::null());
+    let mut peer = peer.spawn().context("running perf (apt-get install linux-perf)")?;
+    let mut events = Vec::new();
+    let patience = Instant::now() + Duration::from_secs(120);
+    let mut samples = 0;
+    while samples < SAMPLES && Instant::now() < patience {
+        let before = events.len();
+        session.drain(&mut events);
+        samples += events[before..].iter().filter(|event| matches!(event, Event::Sample(_))).count() as u64;
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // SAFETY: a plain system call; perf writes its file on this signal.
+    unsafe { libc::kill(peer.id().cast_signed(), libc::SIGINT) };
+    peer.wait()?;
+    let stopped = session.stop(&mut events);
+    let losses: Vec<_> = stopped.ledger.iter().filter(|row| row.loss && row.count > 0).collect();
+    ensure!(losses.is_empty(), "lost: {losses:?}");
+    let mut names = Names::new(&events);
+    let ours = names.ours(&events);
+    let theirs = names.theirs(&script(&data, running.pid())?);
+    drop(running);
+    println!("{}", table(what, &ours, &theirs));
+    ensure!(
+        ours.whole as f64 >= 0.99 * ours.samples as f64,
+        "{what}: {} of {} whole",
+        ours.whole,
+        ours.samples
+    );
+    for name in heaviest(&ours) {
+        let (own, their) = (ours.percent(&name), theirs.percent(&name));
+        ensure!((own - their).abs() <= POINTS, "{what}: {name} has {own:.1} % here and {their:.1} % there");
+    }
+    Ok(())
+}
+
+/// A frame of perf's: the file, and the offset in it.
+type Place = (String, u64);
+
+/// Each stack that perf recorded, without the kernel's part, leaf first.
+fn script(data: &Path, pid: u32) -> Result<Vec<Vec<Place>>> {
+    let output = Command::new("perf")
+        .args(["script", "--no-inline", "-F", "comm,ip,dso", "--pid", &pid.to_string(), "-i"])
+        .arg(data)
+        .stderr(Stdio::null())
+        .output()
+        .context("running perf script")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let place = |line: &str| {
+        let (address, file) = line.trim().split_once(" (")?;
+        Some((file.trim_end_matches(')').to_owned(), u64::from_str_radix(address.trim(), 16).ok()?))
+    };
+    let stack = |text: &str| {
+        let lines = text.lines().filter(|line| line.starts_with([' ', '\t']));
+        lines
+            .filter_map(place)
+            .filter(|(file, _)| !file.starts_with("[kernel") && !file.starts_with("[guest"))
+            .collect()
+    };
+    Ok(text.split("\n\n").map(stack).collect())
+}
+
+/// Names both views alike: what is compared is where programs were, not how their functions are called.
+struct Names {
+    symbolizer: Symbolizer,
+    mappings: Vec<Mapping>,
+    known: BTreeMap<(Place, bool), String>,
+}
+
+impl Names {
+    fn new(events: &[Event]) -> Self {
+        let mut symbolizer = Symbolizer::new(tracer::symbol::Options { this_boot: true });
+        let mut mappings = Vec::new();
+        for event in events {
+            if let Event::Mapping(mapping) = event {
+                symbolizer.add_mapping(mapping.clone());
+                mappings.push(mapping.clone());
+            }
+            if let Event::Code(code) = event {
+                symbolizer.add_code(code.clone());
+            }
+        }
+        Self { symbolizer, mappings, known: BTreeMap::new() }
+    }
+
+    fn stack(&mut self, stack: &Stack) -> Vec<String> {
+        let frames = self.symbolizer.frames(stack);
+        let native = |frame: &SymbolFrame| match frame.kind {
+            FrameKind::Kernel => None,
+            FrameKind::User if frame.inlined => None,
+            FrameKind::User if frame.module.starts_with('[') => Some(frame.module.clone()),
+            FrameKind::User => Some(frame.label().split('.').next().unwrap_or_default().to_owned()),
+            FrameKind::Python => Some("_PyEval_EvalFrameDefault".to_owned()),
+        };
+        frames.iter().filter_map(native).collect()
+    }
+
+    fn ours(&mut self, events: &[Event]) -> View {
+        let mut view = View::default();
+        let mut stacks = BTreeMap::new();
+        for event in events {
+            match event {
+                Event::Stack(stack) => _ = stacks.insert(stack.id, self.stack(stack)),
+                Event::Sample(sample) => {
+                    if let Some(names) = sample.stack.and_then(|id| stacks.get(&id)) {
+                        view.add(names, 1);
+                    }
+                }
+                _ => {}
+            }
+        }
+        view
+    }
+
+    fn theirs(&mut self, stacks: &[Vec<Place>]) -> View {
+        let mut view = View::default();
+        for stack in stacks {
+            let name = |(depth, place)| self.name(place, depth > 0);
+            view.add(&stack.iter().enumerate().map(name).collect::<Vec<_>>(), 1);
+        }
+        view
+    }
+
+    fn name(&mut self, place: &Place, is_return: bool) -> String {
+        let key = (place.clone(), is_return);
+        if let Some(name) = self.known.get(&key) {
+            return name.clone();
+        }
+        let (file, offset) = place;
+        let holds = |mapping: &&Mapping| {
+            mapping.path == *file
+                && (mapping.offset..mapping.offset + (mapping.end - mapping.begin)).contains(offset)
+        };
+        let name = match self.mappings.iter().find(holds).cloned() {
+            Some(mapping) => {
+                let frame = |mapping, offset| Frame { mapping, code: None, offset };
+                // Return addresses are those behind the leaf.
+                let mut user = vec![frame(Some(mapping.id), *offset)];
+                if is_return {
+                    user.insert(0, frame(None, 0));
+                }
+                let stack = Stack {
+                    id: StackId(0),
+                    time_ns: 0,
+                    process: mapping.process,
+                    kernel: Vec::new(),
+                    user,
+                    cut: None,
+                    frame_pointer_steps: 0,
+                };
+                self.stack(&stack).pop().unwrap_or_default()
+            }
+            None => file.clone(),
+        };
+        self.known.insert(key, name.clone());
+        name
+    }
+}
+
+fn heaviest(view: &View) -> Vec<String> {
+    let mut names: Vec<_> = view.own.iter().collect();
+    names.sort_by_key(|(_, samples)| std::cmp::Reverse(**samples));
+    names.into_iter().take(HEAVIEST).map(|(name, _)| name.clone()).collect()
+}
+
+fn table(what: &str, ours: &View, theirs: &View) -> Table {
+    let mut table = Table::new(
+        &format!("{what}: where it was, by tracer and by `perf record --call-graph dwarf` at the same time"),
+        &["function", "tracer %", "perf %"],
+    );
+    let share = |view: &View| format!("{:.1}", 100.0 * view.whole as f64 / view.samples.max(1) as f64);
+    for name in heaviest(ours) {
+        let percents = [ours, theirs].map(|view| format!("{:.1}", view.percent(&name)));
+        table.rows.push([vec![name], percents.to_vec()].concat());
+    }
+    table.rows.push(vec!["(stacks that begin where threads do)".into(), share(ours), share(theirs)]);
+    table.rows.push(vec!["(samples)".into(), ours.samples.to_string(), theirs.samples.to_string()]);
+    table
+}
