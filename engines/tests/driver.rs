@@ -19,13 +19,16 @@ fn driver(names: &[&str], tail: &str) -> String {
     format!(".text\n{functions}{tail}\n.data\nswitch: .long 0\n.balign 8\nother: .quad 0\n")
 }
 
-const WANTED: [&str; 6] = [
+const WANTED: [&str; 9] = [
     "cuStreamSynchronize",
     "cuEventSynchronize",
     "cuCtxSynchronize",
     "cuMemcpyDtoH_v2",
     "cuGraphLaunch",
     "cuGraphLaunch_ptsz",
+    "cuCtxDestroy_v2",
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuDevicePrimaryCtxReset_v2",
 ];
 
 fn point<'a>(points: &'a [Point], name: &str) -> &'a Point {
@@ -138,8 +141,7 @@ fn a_library_for_another_machine_is_looked_at_and_not_probed() {
 fn the_loader_of_this_machine() {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let path = maps.lines().filter_map(|line| line.split_whitespace().nth(5));
-    let path =
-        path.into_iter().find(|path| Profiles::builtin().matches(path.rsplit('/').next().unwrap_or("")));
+    let path = path.into_iter().find(|path| path.rsplit('/').next().unwrap_or("").starts_with("ld-"));
     // A static test program has no loader.
     let Some(path) = path else { return };
     let library = inspect(path.as_ref()).unwrap();
