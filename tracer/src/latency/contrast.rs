@@ -92,11 +92,7 @@ impl Contrast {
     /// When there are too few.
     pub fn new(tables: &Tables, latency: Latency, slow_ns: Option<u64>) -> Result<Self, TooFew> {
         let budgets = ByToken::new(&tables.budgets);
-        let steps = tables.steps.iter().filter(|step| step.sampled);
-        let sampled: HashSet<u64> = steps.map(|step| step.id).collect();
-        // Those took longer because their layers were timed.
-        let is_plain = |token: &&Token| token.step.is_none_or(|step| !sampled.contains(&step));
-        let of_latency = tables.tokens.iter().filter(|token| latency.is_of(token)).filter(is_plain);
+        let of_latency = tables.plain_tokens().filter(|token| latency.is_of(token));
         let mut cases: Vec<Case> =
             of_latency.filter_map(|token| Some(Case { token, budget: budgets.of(token)? })).collect();
         cases.sort_by_key(|case| case.budget.latency_ns);

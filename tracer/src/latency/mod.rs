@@ -14,8 +14,6 @@ pub use shift::{Change, Shift};
 
 use tracer_abi::mark::{FINISH_CANCELLED, FINISH_ERROR};
 
-use std::collections::HashSet;
-
 use crate::timeline::rows::{Request, Source, Step, Token};
 use crate::timeline::tables::Tables;
 
@@ -102,11 +100,8 @@ impl Latencies {
     /// generated.
     #[must_use]
     pub fn of(tables: &Tables) -> Self {
-        let sampled: HashSet<u64> =
-            tables.steps.iter().filter(|step| step.sampled).map(|step| step.id).collect();
         let mut latencies = Self::default();
-        let is_plain = |token: &&Token| token.step.is_none_or(|step| !sampled.contains(&step));
-        tables.tokens.iter().filter(is_plain).for_each(|token| latencies.add_token(token));
+        tables.plain_tokens().for_each(|token| latencies.add_token(token));
         tables.steps.iter().filter(|step| !step.sampled).for_each(|step| latencies.add_step(step));
         tables.requests.iter().for_each(|request| latencies.add_request(request));
         latencies

@@ -1,6 +1,6 @@
 //! A recording's derived tables in memory: where capture reading and reporting meet.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use super::DriverEvent;
 use super::budget::Budget;
@@ -50,6 +50,13 @@ impl Tables {
             slots => Some((step.id, slots as u64)),
         };
         self.steps.iter().filter_map(of_step).collect()
+    }
+
+    /// Tokens that took as long as they would have anyway: not of sampled steps, whose layers were timed.
+    pub fn plain_tokens(&self) -> impl Iterator<Item = &Token> {
+        let sampled: HashSet<u64> =
+            self.steps.iter().filter(|step| step.sampled).map(|step| step.id).collect();
+        self.tokens.iter().filter(move |token| token.step.is_none_or(|step| !sampled.contains(&step)))
     }
 
     /// Where requests and their tokens come from; `None`: from several places.

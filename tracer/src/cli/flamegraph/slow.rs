@@ -23,6 +23,7 @@ pub(super) fn weigh(source: &Source, slow_from: Option<Duration>) -> Result<Weig
     let selected = Tables {
         tokens: source.filters.tokens(source.tables)?.into_iter().cloned().collect(),
         budgets: source.tables.budgets.clone(),
+        steps: source.tables.steps.iter().filter(|step| step.sampled).cloned().collect(),
         ..Tables::default()
     };
     let slow_ns = slow_from.map(ns);
@@ -37,7 +38,7 @@ pub(super) fn weigh(source: &Source, slow_from: Option<Duration>) -> Result<Weig
     let group = |band: RangeInclusive<u64>| -> Vec<&Token> {
         let is_in =
             |token: &&Token| latency.is_of(token) && token.latency_ns.is_some_and(|ns| band.contains(&ns));
-        selected.tokens.iter().filter(is_in).collect()
+        selected.plain_tokens().filter(is_in).collect()
     };
     let slow = group(contrast.slow.least_ns..=u64::MAX);
     let usual = group(contrast.usual.least_ns..=contrast.usual.most_ns);
