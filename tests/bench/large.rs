@@ -54,21 +54,33 @@ struct InBrowser {
     select_ms: Vec<f64>,
 }
 
-pub(crate) fn run(quick: bool, json: Option<&Path>) -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let capture = folder.path().join("capture");
-    let (tokens, batch) = if quick { (20_000, 16) } else { (1_000_000, 16) };
+/// Makes the recording, and prints how many events it holds.
+pub(crate) fn record(folder: &Path, quick: bool) -> Result<()> {
     let recording = Recording {
-        tokens,
+        tokens: tokens(quick),
         tokens_per_request: 200,
-        batch,
+        batch: 16,
         other_sleeps: 140,
         prefix: "request-".to_owned(),
     };
+    println!("{}", synthetic::record(folder, &recording)?);
+    Ok(())
+}
+
+const fn tokens(quick: bool) -> usize {
+    if quick { 20_000 } else { 1_000_000 }
+}
+
+pub(crate) fn run(quick: bool, json: Option<&Path>) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let capture = folder.path().join("capture");
     progress("recording");
-    let began = Instant::now();
-    let events = synthetic::record(&capture, &recording)?;
-    progress(&format!("recorded {events} events in {:.0} s", began.elapsed().as_secs_f64()));
+    // In a process of its own: what a child has taken at most counts what its parent had when it began.
+    let mut recorder = Command::new(std::env::current_exe()?);
+    recorder.arg("--record-large").arg(&capture).args(quick.then_some("--quick"));
+    let recorded = recorder.stderr(Stdio::inherit()).output()?;
+    ensure!(recorded.status.success(), "no recording was made");
+    let events = String::from_utf8(recorded.stdout)?.trim().parse()?;
     let tracer = std::env::current_exe()?.with_file_name("tracer");
     let page = folder.path().join("page.html");
     let trace = folder.path().join("trace.pftrace");
@@ -88,7 +100,7 @@ pub(crate) fn run(quick: bool, json: Option<&Path>) -> Result<()> {
         schema: "tracer.bench.large/1",
         quick,
         events,
-        tokens,
+        tokens: tokens(quick),
         finish,
         report,
         html,

@@ -73,6 +73,9 @@ struct Options {
     /// Instead: only what following sockets costs
     #[arg(long, conflicts_with = "clock")]
     sockets: bool,
+    /// Make the capture for that in a folder.
+    #[arg(long, hide = true, value_name = "FOLDER")]
+    record_large: Option<PathBuf>,
     /// Instead: what a capture of ten million events takes to report and to show
     #[arg(long)]
     large: bool,
@@ -130,6 +133,9 @@ fn run(options: &Options) -> Result<()> {
     }
     if options.clock {
         return alignment::run(options.quick, options.json.as_deref());
+    }
+    if let Some(folder) = &options.record_large {
+        return large::record(folder, options.quick);
     }
     if options.large {
         return large::run(options.quick, options.json.as_deref());

@@ -70,6 +70,7 @@ pub fn record(dir: &Path, recording: &Recording) -> Result<u64> {
 struct Open {
     request: u64,
     next_token: u32,
+    tokens: u32,
 }
 
 struct Server<'a> {
@@ -223,13 +224,10 @@ impl<'a> Server<'a> {
                 ..mark::RequestBegin::default()
             };
             self.mark(SERVER_TID, self.now_ns, Mark::RequestBegin(Box::new(begin)))?;
-            // Not all first requests end together.
-            let next_token = if request < self.recording.batch as u64 {
-                (request % u64::from(self.recording.tokens_per_request)) as u32
-            } else {
-                0
-            };
-            self.batch.push(Open { request, next_token });
+            // The first requests are shorter, so that not all end together.
+            let whole = u64::from(self.recording.tokens_per_request);
+            let shorter = if request < self.recording.batch as u64 { request % whole } else { 0 };
+            self.batch.push(Open { request, next_token: 0, tokens: (whole - shorter) as u32 });
         }
         Ok(())
     }
@@ -349,7 +347,7 @@ impl<'a> Server<'a> {
             self.mark(SERVER_TID, at_ns, Mark::Token(token))?;
             self.delivered += 1;
             open.next_token += 1;
-            if open.next_token == self.recording.tokens_per_request {
+            if open.next_token == open.tokens {
                 let end = mark::RequestEnd {
                     request: open.request,
                     output_tokens: open.next_token,
@@ -359,7 +357,7 @@ impl<'a> Server<'a> {
             }
             at_ns += 700 + self.random.below(400) as u64;
         }
-        batch.retain(|open| open.next_token < self.recording.tokens_per_request);
+        batch.retain(|open| open.next_token < open.tokens);
         self.batch = batch;
         Ok(())
     }

@@ -221,21 +221,30 @@ impl<'a> Properties<'a> {
     }
 
     fn count(&self, cases: &[Case]) -> Counted {
-        let mut seen = HashSet::new();
-        let mut values: HashMap<(&'static str, String), u64> = HashMap::new();
-        let mut all: HashMap<&'static str, HashSet<_>> = HashMap::new();
+        // There are many tokens and few values: both are numbered, so that a text is kept once.
+        let mut numbers: HashMap<(&'static str, String), (usize, u64)> = HashMap::new();
+        let mut names: Vec<(&'static str, HashSet<usize>)> = Vec::new();
+        let (mut units, mut seen) = (HashMap::new(), HashSet::new());
         for case in cases {
-            let unit = unit(case);
+            let next = units.len();
+            let unit: usize = *units.entry(unit(case)).or_insert(next);
             for (name, value) in self.of(case) {
-                all.entry(name).or_default().insert(unit);
-                let is_full = values.len() >= MAX_VALUES;
-                let key = (name, value);
-                if (!is_full || values.contains_key(&key)) && seen.insert((key.clone(), unit)) {
-                    *values.entry(key).or_default() += 1;
+                match names.iter_mut().find(|(known, _)| *known == name) {
+                    Some((_, with)) => drop(with.insert(unit)),
+                    None => names.push((name, HashSet::from([unit]))),
                 }
+                let next = numbers.len();
+                let key = (name, value);
+                let entry = match numbers.get_mut(&key) {
+                    Some(known) => known,
+                    None if next < MAX_VALUES => numbers.entry(key).or_insert((next, 0)),
+                    None => continue,
+                };
+                entry.1 += u64::from(seen.insert((entry.0, unit)));
             }
         }
-        let all = all.into_iter().map(|(name, units)| (name, units.len() as u64)).collect();
+        let values = numbers.into_iter().map(|(key, (_, count))| (key, count)).collect();
+        let all = names.into_iter().map(|(name, with)| (name, with.len() as u64)).collect();
         Counted { values, all }
     }
 
