@@ -18,8 +18,12 @@ use crate::{
     fixture::{Built, Running, calls_only, numbers, trace},
 };
 
-pub(crate) const TESTS: &[(&str, Test)] =
-    &[("marks::from_c", from_c), ("marks::hammer", hammer), ("marks::bpftrace", bpftrace)];
+// bpftrace at times cannot read the probe's arguments in a file in which it reads them a second later.
+pub(crate) const TESTS: &[(&str, Test)] = &[
+    ("marks::from_c", from_c),
+    ("marks::hammer", hammer),
+    ("marks::bpftrace", || bpftrace().or_else(|_| bpftrace())),
+];
 
 fn from_c() -> Result<()> {
     let trace = trace(&["marks"], calls_only())?;
