@@ -177,7 +177,7 @@ const fn driver(
     sites: &'static [Site],
 ) -> Expected {
     // The names of the profile, twins included, that nm finds. The last came with driver 570.
-    let (what, missing) = (What::Points(51), &["cuMemcpyBatchAsync"] as &[&str]);
+    let (what, missing) = (What::Points(54), &["cuMemcpyBatchAsync"] as &[&str]);
     Expected { what, missing, ..library(folder, file, "cuda", version, sites) }
 }
 
