@@ -18,7 +18,7 @@ use tracer::event::HttpFinish;
 
 use crate::{
     Test,
-    http::{HEAD, Seen, chunk, read_all, read_request, request, talk},
+    http::{HEAD, Seen, chunk, close_with_reset, read_all, read_request, request, talk},
 };
 
 pub(crate) const TESTS: &[(&str, Test)] = &[
@@ -92,19 +92,7 @@ fn reset_before_it_is_read() -> Result<()> {
         },
         |mut stream| {
             stream.write_all(request("gone").as_bytes())?;
-            let linger = libc::linger { l_onoff: 1, l_linger: 0 };
-            // SAFETY: the option is valid and as long as said; closing then sends RST.
-            let set = unsafe {
-                libc::setsockopt(
-                    stream.as_raw_fd(),
-                    libc::SOL_SOCKET,
-                    libc::SO_LINGER,
-                    (&raw const linger).cast(),
-                    size_of_val(&linger) as u32,
-                )
-            };
-            ensure!(set == 0);
-            Ok(())
+            close_with_reset(stream)
         },
     )?;
     let (begin, end) = seen.only()?;

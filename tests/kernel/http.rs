@@ -246,6 +246,23 @@ fn ten_thousand_requests_on_one_connection() -> Result<()> {
     Ok(())
 }
 
+/// Closes a connection by RST.
+pub(crate) fn close_with_reset(stream: TcpStream) -> Result<()> {
+    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+    // SAFETY: the option is valid and as long as said.
+    let set = unsafe {
+        libc::setsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_LINGER,
+            (&raw const linger).cast(),
+            size_of_val(&linger) as u32,
+        )
+    };
+    ensure!(set == 0);
+    Ok(())
+}
+
 fn reset_in_mid_stream() -> Result<()> {
     let seen = talk(
         |mut stream| {
@@ -265,19 +282,7 @@ fn reset_in_mid_stream() -> Result<()> {
                 ensure!(n > 0);
                 got.extend_from_slice(&buffer[..n]);
             }
-            let linger = libc::linger { l_onoff: 1, l_linger: 0 };
-            // SAFETY: the option is valid and as long as said; closing then sends RST.
-            let set = unsafe {
-                libc::setsockopt(
-                    stream.as_raw_fd(),
-                    libc::SOL_SOCKET,
-                    libc::SO_LINGER,
-                    (&raw const linger).cast(),
-                    size_of_val(&linger) as u32,
-                )
-            };
-            ensure!(set == 0);
-            Ok(())
+            close_with_reset(stream)
         },
     )?;
     let (begin, end) = seen.only()?;
