@@ -6,6 +6,7 @@ pub mod clock;
 pub mod event;
 pub mod export;
 mod gpu;
+mod hex;
 pub mod host_clock;
 pub mod http;
 pub mod latency;

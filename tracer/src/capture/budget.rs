@@ -1,7 +1,12 @@
-//! Budgets of tokens, from a capture's derived tables.
+//! Budgets of tokens: their columns, and how they are derived from a capture's other tables.
 
 use std::collections::HashMap;
 
+use arrow::array::ArrayRef;
+use arrow::datatypes::Field;
+use arrow::error::ArrowError;
+
+use super::column::{ColumnError, Columns, Source};
 use super::derived::{OffCpu, OffReason};
 use super::error::Result;
 use super::folder::Folder;
@@ -9,8 +14,42 @@ use super::open::Capture;
 use super::reader::Batches;
 use crate::event::StackId;
 use crate::symbol::{FrameKind, SymbolFrame};
-use crate::timeline::budget::{Blocked, Budgets, OffCpuInterval, Threads};
+use crate::timeline::budget::{Blocked, Budgets, Label, OffCpuInterval, Threads};
 use crate::timeline::tables::Tables;
+
+/// The parts of a budget, each in a column of its own.
+impl Columns for [u64; Label::PARTS.len()] {
+    type Builder = [<u64 as Columns>::Builder; Label::PARTS.len()];
+    type Reader = Vec<<u64 as Columns>::Reader>;
+
+    fn fields(_: &str, out: &mut Vec<Field>) {
+        Label::PARTS.iter().for_each(|label| u64::fields(&part_column(*label), out));
+    }
+
+    fn push(&self, builder: &mut Self::Builder) {
+        self.iter().zip(builder).for_each(|(ns, builder)| Columns::push(ns, builder));
+    }
+
+    fn finish(builder: &mut Self::Builder, out: &mut Vec<ArrayRef>) -> Result<(), ArrowError> {
+        builder.iter_mut().try_for_each(|builder| <u64 as Columns>::finish(builder, out))
+    }
+
+    fn open(_: &str, source: Source<'_>) -> Result<Self::Reader, ColumnError> {
+        Label::PARTS.iter().map(|label| <u64 as Columns>::open(&part_column(*label), source)).collect()
+    }
+
+    fn get(reader: &Self::Reader, row: usize) -> Result<Self, ColumnError> {
+        let mut parts = Self::default();
+        for (ns, column) in parts.iter_mut().zip(reader) {
+            *ns = <u64 as Columns>::get(column, row)?;
+        }
+        Ok(parts)
+    }
+}
+
+fn part_column(label: Label) -> String {
+    format!("{}_ns", label.name())
+}
 
 /// When the threads of a recording were off the CPU, and on what.
 pub(super) fn threads(folder: &Folder) -> Result<Threads> {

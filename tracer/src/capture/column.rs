@@ -17,6 +17,8 @@ use arrow::datatypes::{
 };
 use arrow::error::ArrowError;
 
+use crate::hex::hex;
+
 /// Why columns cannot be read as the expected type.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ColumnError {
@@ -252,14 +254,9 @@ macro_rules! words {
 }
 
 text!(String, String::as_str, |text: &str| Some(text.to_owned()));
-text!(Vec<u8>, |bytes: &Vec<u8>| to_hex(bytes), from_hex);
-text!([u8; 8], |bytes: &[u8; 8]| to_hex(bytes), |text| from_hex(text)?.try_into().ok());
-text!([u8; 16], |bytes: &[u8; 16]| to_hex(bytes), |text| from_hex(text)?.try_into().ok());
-
-pub(crate) fn to_hex(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    bytes.iter().flat_map(|b| [b >> 4, b & 15]).map(|d| char::from(DIGITS[usize::from(d)])).collect()
-}
+text!(Vec<u8>, |bytes: &Vec<u8>| hex(bytes), from_hex);
+text!([u8; 8], |bytes: &[u8; 8]| hex(bytes), |text| from_hex(text)?.try_into().ok());
+text!([u8; 16], |bytes: &[u8; 16]| hex(bytes), |text| from_hex(text)?.try_into().ok());
 
 fn from_hex(text: &str) -> Option<Vec<u8>> {
     let digit = |c: u8| char::from(c).to_digit(16).and_then(|d| u8::try_from(d).ok());

@@ -8,7 +8,7 @@ use crate::clock::{ClockQuality, Knot, Quality, SeriesKey};
 use crate::event::{CallEnd, ProcessId, Sched, StackId};
 use crate::symbol::{FrameKind, SymbolFrame};
 use crate::timeline::DriverEvent;
-use crate::timeline::budget::{Blocked, Budget};
+use crate::timeline::budget::{Blocked, Budget, Label};
 use crate::timeline::rows::{Engine, GpuTime, Iteration, Join, Layer, Phase, Request, Source, Step, Token};
 use crate::timeline::shares::Share;
 use crate::timeline::tables::LedgerRow;
@@ -225,8 +225,8 @@ impl RequestId {
         let names = [
             (IdKind::Program, Some(request.program_request.to_string())),
             (IdKind::Request, text(&request.request_id)),
-            (IdKind::Trace, request.trace_id.map(|id| super::column::to_hex(&id))),
-            (IdKind::Span, request.span_id.map(|id| super::column::to_hex(&id))),
+            (IdKind::Trace, request.trace_id.map(|id| crate::hex::hex(&id))),
+            (IdKind::Span, request.span_id.map(|id| crate::hex::hex(&id))),
             (IdKind::Tenant, text(&request.tenant_id)),
         ];
         let (request, source) = (request.id, request.source);
@@ -391,69 +391,6 @@ words!(Blocked {
     Other = "other",
 });
 
-/// The parts of a budget, each in a column of its own.
-pub(crate) struct Parts {
-    event_loop_lag_ns: u64,
-    queue_ns: u64,
-    other_steps_ns: u64,
-    host_running_ns: u64,
-    host_runqueue_ns: u64,
-    host_blocked_ns: u64,
-    enqueue_ns: u64,
-    gpu_wait_ns: u64,
-    gpu_span_ns: u64,
-    neighbour_prefill_ns: u64,
-    host_observed_ns: u64,
-    sync_wake_ns: u64,
-    deliver_ns: u64,
-    unattributed_ns: u64,
-}
-
-columns!(Parts {
-    event_loop_lag_ns: u64,
-    queue_ns: u64,
-    other_steps_ns: u64,
-    host_running_ns: u64,
-    host_runqueue_ns: u64,
-    host_blocked_ns: u64,
-    enqueue_ns: u64,
-    gpu_wait_ns: u64,
-    gpu_span_ns: u64,
-    neighbour_prefill_ns: u64,
-    host_observed_ns: u64,
-    sync_wake_ns: u64,
-    deliver_ns: u64,
-    unattributed_ns: u64,
-});
-via!(
-    [u64; 14] => Parts,
-    |parts: &[u64; 14]| {
-        let &[
-            event_loop_lag_ns, queue_ns, other_steps_ns, host_running_ns, host_runqueue_ns, host_blocked_ns, enqueue_ns,
-            gpu_wait_ns, gpu_span_ns, neighbour_prefill_ns, host_observed_ns, sync_wake_ns, deliver_ns, unattributed_ns,
-        ] = parts;
-        Parts {
-            event_loop_lag_ns, queue_ns, other_steps_ns, host_running_ns, host_runqueue_ns, host_blocked_ns, enqueue_ns,
-            gpu_wait_ns, gpu_span_ns, neighbour_prefill_ns, host_observed_ns, sync_wake_ns, deliver_ns, unattributed_ns,
-        }
-    },
-    |parts: Parts| [
-        parts.event_loop_lag_ns,
-        parts.queue_ns,
-        parts.other_steps_ns,
-        parts.host_running_ns,
-        parts.host_runqueue_ns,
-        parts.host_blocked_ns,
-        parts.enqueue_ns,
-        parts.gpu_wait_ns,
-        parts.gpu_span_ns,
-        parts.neighbour_prefill_ns,
-        parts.host_observed_ns,
-        parts.sync_wake_ns,
-        parts.deliver_ns,
-        parts.unattributed_ns,
-    ]
-);
 columns!(Share {
     step: u64,
     request: Option<u64>,
@@ -468,7 +405,7 @@ columns!(Budget {
     choice: u32,
     index: u32,
     latency_ns: u64,
-    parts_ns: [u64; 14],
+    parts_ns: [u64; Label::PARTS.len()],
     nagle_hold_ns: u64,
     blocked as "blocked_on": Option<Blocked>,
     blocked_stack: Option<StackId>,

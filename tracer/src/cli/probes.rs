@@ -15,6 +15,7 @@ use engines::{Library, Machine, Point, Profiles, Refusal, Role};
 use serde::Serialize;
 
 use super::report::style_of_stdout;
+use crate::hex::hex;
 use crate::{
     event::ProcessId,
     probe::{process, read_mapped},
@@ -238,8 +239,4 @@ fn refusal_json(refusal: &Refusal) -> RefusalJson<'_> {
         reason: refusal.reason.to_string(),
         default: refusal.default,
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use crate::hex::hex;
 use crate::latency::Latency;
 use crate::timeline::budget::{Blocked, Budget, ByToken, Label};
 use crate::timeline::rows::{Request, Step, Token};
@@ -85,16 +86,27 @@ struct Case<'a> {
     budget: &'a Budget,
 }
 
-impl Contrast {
+/// The tokens of a recording, to be compared by any latency.
+pub struct Contrasts<'a> {
+    tables: &'a Tables,
+    budgets: ByToken<'a>,
+    properties: Properties<'a>,
+}
+
+impl<'a> Contrasts<'a> {
+    #[must_use]
+    pub fn new(tables: &'a Tables) -> Self {
+        Self { tables, budgets: ByToken::new(&tables.budgets), properties: Properties::new(tables) }
+    }
+
     /// Compares tokens by [`Latency::Ttft`] or [`Latency::Itl`]; slow ones are those of at least `slow_ns`, where given.
     ///
     /// # Errors
     /// When there are too few.
-    pub fn new(tables: &Tables, latency: Latency, slow_ns: Option<u64>) -> Result<Self, TooFew> {
-        let budgets = ByToken::new(&tables.budgets);
-        let of_latency = tables.plain_tokens().filter(|token| latency.is_of(token));
+    pub fn by(&self, latency: Latency, slow_ns: Option<u64>) -> Result<Contrast, TooFew> {
+        let of_latency = self.tables.plain_tokens().filter(|token| latency.is_of(token));
         let mut cases: Vec<Case> =
-            of_latency.filter_map(|token| Some(Case { token, budget: budgets.of(token)? })).collect();
+            of_latency.filter_map(|token| Some(Case { token, budget: self.budgets.of(token)? })).collect();
         cases.sort_by_key(|case| case.budget.latency_ns);
         let n = cases.len();
         let too_few = TooFew(n as u64);
@@ -111,15 +123,14 @@ impl Contrast {
         if slow.len() < LEAST_SLOW || usual.len() < LEAST_SLOW {
             return Err(too_few);
         }
-        let properties = Properties::new(tables);
-        Ok(Self {
+        Ok(Contrast {
             latency,
             tokens: n as u64,
             quantile,
             slow: Group::new(slow),
             usual: Group::new(usual),
             grown: grown(slow, usual),
-            frequent: properties.frequent(slow, usual),
+            frequent: self.properties.frequent(slow, usual),
         })
     }
 }
@@ -283,10 +294,6 @@ fn range(n: u64) -> String {
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -322,7 +329,7 @@ mod tests {
         for request in &mut tables.requests {
             request.tenant_id = if request.id % 10 == 3 { "loud" } else { "quiet" }.into();
         }
-        let found = Contrast::new(&tables, Latency::Itl, Some(20_000)).unwrap();
+        let found = Contrasts::new(&tables).by(Latency::Itl, Some(20_000)).unwrap();
         assert_eq!((found.slow.n, found.slow.least_ns, found.quantile), (96, 50_000, None));
         let top = found.grown[0];
         assert_eq!((top.label, top.blocked, top.usual_ns), (Label::HostBlocked, Some(Blocked::Futex), 0.0));
@@ -338,10 +345,10 @@ mod tests {
         let tables = cut(|token| {
             (1_000 + (token.request * 7_919 + u64::from(token.index) * 104_729) % 997, Label::GpuSpan)
         });
-        let found = Contrast::new(&tables, Latency::Itl, None).unwrap();
+        let found = Contrasts::new(&tables).by(Latency::Itl, None).unwrap();
         assert_eq!((found.quantile, found.frequent.len()), (Some(0.9), 0), "{:?}", found.frequent);
-        assert_eq!(Contrast::new(&tables, Latency::Ttft, None), Err(TooFew(40)));
-        assert_eq!(Contrast::new(&tables, Latency::Itl, Some(1_990)), Err(TooFew(960)));
+        assert_eq!(Contrasts::new(&tables).by(Latency::Ttft, None), Err(TooFew(40)));
+        assert_eq!(Contrasts::new(&tables).by(Latency::Itl, Some(1_990)), Err(TooFew(960)));
     }
 
     #[test]

@@ -8,7 +8,7 @@ mod contrast;
 mod distribution;
 mod shift;
 
-pub use contrast::{Contrast, Frequent, Group, Grown, TooFew};
+pub use contrast::{Contrast, Contrasts, Frequent, Group, Grown, TooFew};
 pub use distribution::{Bin, Distribution, Quantile};
 pub use shift::{Change, Shift};
 

@@ -4,7 +4,7 @@ use super::select::Phase;
 use super::token_time::segments;
 use super::{Source, Weighted, WeightedStacks};
 use crate::cli::duration::ns;
-use crate::latency::{Contrast, Latency, TooFew};
+use crate::latency::{Contrasts, Latency, TooFew};
 use crate::timeline::budget::Place;
 use crate::timeline::rows::Token;
 use crate::timeline::tables::Tables;
@@ -27,7 +27,7 @@ pub(super) fn weigh(source: &Source, slow_from: Option<Duration>) -> Result<Weig
         ..Tables::default()
     };
     let slow_ns = slow_from.map(ns);
-    let contrast = match Contrast::new(&selected, latency, slow_ns) {
+    let contrast = match Contrasts::new(&selected).by(latency, slow_ns) {
         Ok(contrast) => contrast,
         Err(TooFew(n)) => bail!(
             "{n} tokens with a known {} are too few to compare slow ones with usual ones; \

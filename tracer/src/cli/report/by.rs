@@ -7,7 +7,8 @@ use serde::Serialize;
 use tracer_abi::mark::{FINISH_CANCELLED, FINISH_ERROR, FINISH_LENGTH, FINISH_STOP};
 
 use crate::cli::table::{Side, Style, Table, WIDTH, cut};
-use crate::cli::units::{clean, count, duration, hex};
+use crate::cli::units::{clean, count, duration};
+use crate::hex::hex;
 use crate::latency::Distribution;
 use crate::timeline::rows::{Request, Step, Token};
 use crate::timeline::shares::{Weights, shares};

@@ -6,7 +6,8 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 use crate::cli::table::{Side, Style, Table};
-use crate::cli::units::{clean, count, date_time, hex};
+use crate::cli::units::{clean, count, date_time};
+use crate::hex::hex;
 use crate::timeline::tables::Tables;
 
 /// Path, fingerprint, bytes and time of a file.

@@ -7,9 +7,10 @@ use serde::Serialize;
 
 use super::wrap;
 use crate::cli::table::{Style, WIDTH, cut};
-use crate::cli::units::{clean, count, duration, hex, offset};
+use crate::cli::units::{clean, count, duration, offset};
 use crate::event::gpu::{THROTTLE_REASONS, throttle_reasons};
 use crate::event::{GpuSample, Xid};
+use crate::hex::hex;
 use crate::timeline::tables::Tables;
 use crate::timeline::{DriverEvent, driver_error};
 

@@ -9,9 +9,10 @@ use super::layers::{self, Layers, PhaseLine};
 use super::{gpu::Gpus, sockets::Sockets, why::Why};
 
 use crate::cli::budget;
-use crate::cli::units::{date_time, hex, rfc3339};
+use crate::cli::units::{date_time, rfc3339};
 use crate::clock::{ClockQuality, WallClock};
 use crate::event::ProcessId;
+use crate::hex::hex;
 use crate::latency::{Latencies, Latency};
 use crate::timeline::GPU_TIMES_OFF;
 use crate::timeline::budget::ByToken;

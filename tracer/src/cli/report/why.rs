@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::wrap;
 use crate::cli::table::{Style, WIDTH, cut};
 use crate::cli::units::{clean, count, duration};
-use crate::latency::{Contrast, Latency, TooFew};
+use crate::latency::{Contrast, Contrasts, Latency, TooFew};
 use crate::timeline::tables::Tables;
 
 /// Parts and properties that the text names; JSON has all.
@@ -63,7 +63,8 @@ pub(crate) struct Frequent {
 impl Why {
     /// Of gaps, then of first tokens; what is slow may be given in ns.
     pub(super) fn all(tables: &Tables, slow_ns: Option<u64>) -> Vec<Self> {
-        let of = |latency| Self::new(latency, Contrast::new(tables, latency, slow_ns));
+        let contrasts = Contrasts::new(tables);
+        let of = |latency| Self::new(latency, contrasts.by(latency, slow_ns));
         [Latency::Itl, Latency::Ttft].map(of).into_iter().filter(|why| why.tokens > 0).collect()
     }
 

@@ -6,8 +6,9 @@ use serde::Serialize;
 
 use super::{Life, Piece, finish};
 use crate::cli::budget;
-use crate::cli::units::{date_time, hex, rfc3339};
+use crate::cli::units::{date_time, rfc3339};
 use crate::clock::WallClock;
+use crate::hex::hex;
 use crate::timeline::rows::{GpuTime, Step};
 use crate::timeline::tables::Tables;
 
