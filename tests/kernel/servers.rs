@@ -1,6 +1,7 @@
 //! Servers that people run, unmodified: `cargo xtask test --real-servers` brings them.
 
 mod rust;
+mod split;
 mod tiers;
 
 use std::{
@@ -34,6 +35,8 @@ pub(crate) const TESTS: &[(&str, Test)] = &[
     ("servers::endpoint_in_the_flame_graph", endpoint_in_the_flame_graph),
     ("servers::nginx_in_front", || tiers::both(Hop::Tcp)),
     ("servers::nginx_in_front_by_unix_sockets", || tiers::both(Hop::Unix)),
+    ("servers::engines_in_another_process", || split::engines_elsewhere(split::Hop::Tcp)),
+    ("servers::engines_in_another_process_by_unix_sockets", || split::engines_elsewhere(split::Hop::Unix)),
 ];
 
 /// Where `cargo xtask test --real-servers` has installed them.

@@ -248,6 +248,7 @@ impl<'a> Server<'a> {
             waker_tgid: PROCESS.tgid,
             waker_tid: waker,
             prev_state: 1,
+            syscall: None,
             preempted: false,
             open: false,
             stack: stack.map(StackId),

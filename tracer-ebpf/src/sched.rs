@@ -28,7 +28,9 @@ pub struct Sched {
     pub waker_tid: u32,
     /// Task state at switch-out (`TASK_INTERRUPTIBLE` 1, `TASK_UNINTERRUPTIBLE` 2, …).
     pub prev_state: u32,
-    pub _pad: u32,
+    /// Number of the system call that it was in at switch-out; negative: in none (of a preempted thread: by an
+    /// interrupt).
+    pub syscall: i32,
     /// Where it blocked.
     pub head: StackHead,
     /// Only as many words as `head` says are in the record.

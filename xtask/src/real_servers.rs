@@ -11,11 +11,12 @@ use anyhow::Result;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const SERVERS: [&str; 10] = [
+const SERVERS: [&str; 11] = [
     "fastapi==0.165.0",
     "uvicorn==0.54.0",
     "uvloop",
     "httptools",
+    "pyzmq",
     "httpx",
     "pytest",
     "mypy",

@@ -2,7 +2,7 @@
 
 use aya_ebpf::{
     EbpfContext, Global,
-    helpers::bpf_get_current_pid_tgid,
+    helpers::{bpf_get_current_pid_tgid, bpf_get_current_task_btf, generated},
     macros::{btf_tracepoint, map},
     maps::{Array, HashMap},
     programs::BtfTracePointContext,
@@ -93,7 +93,19 @@ fn switched_out(ctx: &BtfTracePointContext, now: u64) {
         (*sleeper).waker_tgid = 0;
         (*sleeper).waker_tid = 0;
         (*sleeper).prev_state = state;
+        (*sleeper).syscall = syscall();
         (&raw mut (*sleeper).off_ns).write_volatile(now);
+    }
+}
+
+/// The system call that the current thread is in: `orig_ax`, word 15 of the saved registers (x86-64).
+#[inline(always)]
+fn syscall() -> i32 {
+    // SAFETY: helpers without preconditions; the registers of the current task are there, and the verifier knows their
+    // type.
+    unsafe {
+        let regs = generated::bpf_task_pt_regs(bpf_get_current_task_btf().cast()) as *const u64;
+        *regs.add(15) as i32
     }
 }
 

@@ -108,6 +108,7 @@ columns!(Sched {
     waker_tgid: u32,
     waker_tid: u32,
     prev_state: u32,
+    syscall: Option<u32>,
     preempted: bool,
     open: bool,
     stack: Option<StackId>,

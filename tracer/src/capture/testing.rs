@@ -244,8 +244,12 @@ fn engine_file() -> impl Strategy<Value = Event> {
 
 fn scheduler() -> impl Strategy<Value = Event> {
     prop_oneof![
-        (origin(), any::<(u64, Option<u64>, u32, u32, u32, bool, bool)>(), stack_id()).prop_map(
-            |(origin, (off_ns, wake_ns, waker_tgid, waker_tid, prev_state, preempted, open), stack)| {
+        (origin(), any::<(u64, Option<u64>, u32, u32, u32, Option<u32>, bool, bool)>(), stack_id()).prop_map(
+            |(
+                origin,
+                (off_ns, wake_ns, waker_tgid, waker_tid, prev_state, syscall, preempted, open),
+                stack,
+            )| {
                 Event::Sched(Sched {
                     origin,
                     off_ns,
@@ -253,6 +257,7 @@ fn scheduler() -> impl Strategy<Value = Event> {
                     waker_tgid,
                     waker_tid,
                     prev_state,
+                    syscall,
                     preempted,
                     open,
                     stack,

@@ -148,6 +148,8 @@ pub struct Sched {
     pub waker_tgid: u32,
     pub waker_tid: u32,
     pub prev_state: u32,
+    /// Number of the system call that it was in (x86-64); `None`: in none.
+    pub syscall: Option<u32>,
     pub preempted: bool,
     /// Still off the CPU when the recording stopped; `origin.time_ns` is that time.
     pub open: bool,
@@ -162,6 +164,13 @@ impl Sched {
             return Some(self.origin.time_ns.saturating_sub(self.off_ns));
         }
         self.wake_ns.map(|wake| self.origin.time_ns.saturating_sub(wake))
+    }
+
+    /// Whether it slept in a futex: for a lock, a condition, or an interpreter's lock.
+    #[must_use]
+    pub fn in_futex(&self) -> bool {
+        // futex, futex_waitv, futex_wait
+        matches!(self.syscall, Some(202 | 449 | 455))
     }
 }
 

@@ -222,7 +222,7 @@ fn call_of(record: &tracer_abi::Call) -> Call {
 fn sched_of(bytes: &[u8], header: Header, origin: Origin) -> Result<Record, RecordError> {
     const FIELDS: usize = size_of::<Header>();
     let [off_ns, wake_ns]: [u64; 2] = read(bytes, FIELDS)?;
-    let [waker_tgid, waker_tid, prev_state]: [u32; 3] = read(bytes, FIELDS + 16)?;
+    let [waker_tgid, waker_tid, prev_state, syscall]: [u32; 4] = read(bytes, FIELDS + 16)?;
     let head: StackHead = read(bytes, FIELDS + 32)?;
     let event = Sched {
         origin,
@@ -231,6 +231,7 @@ fn sched_of(bytes: &[u8], header: Header, origin: Origin) -> Result<Record, Reco
         waker_tgid,
         waker_tid,
         prev_state,
+        syscall: Some(syscall).filter(|syscall| syscall.cast_signed() >= 0),
         preempted: header.flags & sched::PREEMPTED != 0,
         open: header.flags & sched::OPEN != 0,
         stack: None,

@@ -13,8 +13,8 @@
 //! - **layers** belong to the step of their GPU span; an **engine file** to the steps of a process that opened no other;
 //! - **ranges** of NVTX are phases, those called `request:ID` requests; see [`phase`];
 //! - a **fact** told by an attr mark is the request's where its key is one of [`REQUEST_KEYS`];
-//! - an **HTTP exchange** is a request where no marks tell of it (see [`exchange`]), else it adds to what they tell (see
-//!   [`pair`]);
+//! - an **HTTP exchange** is a request where no marks tell of it (see [`exchange`], and [`join`] for its tokens' steps),
+//!   else it adds to what they tell (see [`pair`]);
 //! - a **token** belongs to the iteration whose batch has the slot (request, choice, generation step = index).
 
 pub mod budget;
@@ -24,6 +24,7 @@ mod driver;
 mod engine;
 mod exchange;
 mod iteration;
+mod join;
 mod layer;
 mod order;
 pub mod pair;
@@ -37,6 +38,7 @@ pub mod tables;
 pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
+mod wakes;
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -212,6 +214,9 @@ impl<C: Clock> Timeline<C> {
             Event::Mark(mark) if concerns_requests_or_steps(&mark.mark) => {
                 self.order.push(Input::Mark(mark.clone()));
             }
+            Event::Sched(sched) if sched.wake_ns.is_some() && sched.waker_tid != 0 => {
+                self.order.push(Input::Wake(*sched));
+            }
             Event::HttpBegin(begin) => self.order.push(Input::HttpBegin(begin.clone())),
             Event::HttpSend(send) => self.order.push(Input::HttpSend(*send)),
             Event::HttpWire(wire) => self.order.push(Input::HttpWire(*wire)),
@@ -305,12 +310,16 @@ impl<C: Clock> Timeline<C> {
         match input {
             Input::Call(call) => {
                 match self.points.get(&call.point).map(|info| (info.role, info.stream_arg)) {
-                    Some((Role::Step, stream_arg)) => self.step_call(&call, stream_arg),
+                    Some((Role::Step, stream_arg)) => {
+                        self.exchanges.wakes.step(&call);
+                        self.step_call(&call, stream_arg);
+                    }
                     Some((Role::Wait, stream_arg)) => self.wait_call(&call, stream_arg),
                     _ => {}
                 }
             }
             Input::Mark(event) => self.mark(event.origin, event.mark),
+            Input::Wake(sched) => self.exchanges.wakes.woken(&sched),
             Input::HttpBegin(begin) => self.http_begin(begin),
             Input::HttpSend(send) => self.http_send(send),
             Input::HttpWire(wire) => self.http_wire(wire),
@@ -318,6 +327,7 @@ impl<C: Clock> Timeline<C> {
             Input::Exit(origin) => {
                 self.forget_thread(origin.process, origin.tid);
                 if origin.tid == origin.process.tgid {
+                    self.exchanges.wakes.forget(origin.process);
                     let due = origin.time_ns.saturating_add(self.config.linger_ns);
                     self.requests.process_exited(origin.process, due);
                 }

@@ -5,13 +5,15 @@
 
 use std::collections::BTreeMap;
 
-use crate::event::{Call, HttpBegin, HttpEnd, HttpSend, HttpWire, Mark, MarkEvent, Origin};
+use crate::event::{Call, HttpBegin, HttpEnd, HttpSend, HttpWire, Mark, MarkEvent, Origin, Sched};
 
 /// The events that the timeline joins.
 #[derive(Clone, Debug)]
 pub(super) enum Input {
     Call(Call),
     Mark(MarkEvent),
+    /// A thread runs again that another has woken.
+    Wake(Sched),
     HttpBegin(HttpBegin),
     HttpSend(HttpSend),
     HttpWire(HttpWire),
@@ -25,6 +27,7 @@ impl Input {
         match self {
             Self::Call(call) => call.origin,
             Self::Mark(mark) => mark.origin,
+            Self::Wake(sched) => sched.origin,
             Self::HttpBegin(begin) => begin.origin,
             Self::HttpSend(send) => send.origin,
             Self::HttpWire(wire) => wire.origin,
@@ -50,6 +53,7 @@ impl Input {
             },
             Self::HttpBegin(_) => 0,
             Self::Call(_) => 2,
+            Self::Wake(_) => 3,
             Self::HttpSend(_) | Self::HttpWire(_) => 4,
             Self::HttpEnd(_) => 5,
             Self::Exit(_) => 6,

@@ -460,7 +460,7 @@ impl<C: Clock> Timeline<C> {
             input_shapes: step.input_shapes,
             slots,
         };
-        self.exchanges.step(&row);
+        self.exchanges.steps.add(&row, step.call.args[0]);
         self.out.steps.push(row);
     }
 }

@@ -88,6 +88,7 @@ fn step(time_ns: u64, index: u32) -> Vec<Event> {
         waker_tgid: 10,
         waker_tid: 99,
         prev_state: 1,
+        syscall: None,
         preempted: false,
         open: false,
         stack: Some(StackId(5)),
