@@ -26,6 +26,7 @@ pub(crate) const TESTS: &[(&str, Test)] = &[
     ("stacks::cpp", cpp),
     ("stacks::rust", rust),
     ("stacks::off_cpu", off_cpu),
+    ("stacks::sleeps_in_one_place", sleeps_in_one_place),
     ("stacks::a_hundred_thousand", a_hundred_thousand),
     ("stacks::signals_and_return_probes", signals_and_return_probes),
     ("stacks::generated_code", generated_code),
@@ -252,9 +253,31 @@ fn off_cpu() -> Result<()> {
     let recorded = record(program.args(["switches", "300"]), options, Profiles::builtin())?;
     recorded.most(0.99, "reach the thread's start", Seen::is_whole)?;
     recorded.none("wrong", |seen| seen.cut.is_none() && !is_true(seen))?;
-    recorded.most(0.5, "were in the kernel, below leaf_yield", |seen| {
-        seen.has("leaf_yield") && seen.names.last().is_some_and(|leaf| leaf.ends_with("_[k]"))
-    })
+    recorded.most(0.5, "were below leaf_yield", |seen| seen.has("leaf_yield"))
+}
+
+/// A thread sleeps in one place again and again, to which two ways lead, and from which two lead on in the kernel.
+fn sleeps_in_one_place() -> Result<()> {
+    const COUNT: usize = 3_000;
+    let mut program = Command::new(Programs::get()?.path("stacks"));
+    let options = Options { sample_hz: 0, sched: true, sockets: false, ..calls_only() };
+    let recorded = record(program.args(["sleeps", &COUNT.to_string()]), options, Profiles::builtin())?;
+    let in_kernel = |seen: &Seen, name: &str| {
+        seen.names.iter().any(|frame| frame.ends_with("_[k]") && frame.contains(name))
+    };
+    recorded.most(0.99, "reach the thread's start", Seen::is_whole)?;
+    recorded
+        .none("of two ways", |seen| seen.has("sleep_here") && seen.has("via_one") == seen.has("via_two"))?;
+    recorded.none("of two sleeps", |seen| in_kernel(seen, "timerfd_read") && in_kernel(seen, "pipe_read"))?;
+    let said: Vec<u64> = recorded.said.split(' ').filter_map(|count| count.parse().ok()).collect();
+    let ways = ["via_one", "via_two"];
+    let seen = ways.map(|way| recorded.samples(|seen| seen.has(way) && in_kernel(seen, "timerfd_read")));
+    println!("  asleep for the timer by two ways: {seen:?}, {said:?} times");
+    for (seen, said) in seen.into_iter().zip(said) {
+        // A timer that went off before the thread asked lets it not sleep.
+        ensure!(seen <= said && seen * 100 >= said * 95, "{seen} of {said}");
+    }
+    Ok(())
 }
 
 /// Samples and switches together, until there are enough.

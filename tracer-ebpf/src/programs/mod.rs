@@ -8,6 +8,7 @@ mod nvtx;
 mod open;
 mod process;
 mod python;
+mod repeat;
 mod sample;
 mod sched;
 mod shape;

@@ -1,8 +1,10 @@
 //! `sched`: off-CPU intervals of target threads, with where they blocked and who woke them.
 
+use core::ffi::c_void;
+
 use aya_ebpf::{
     EbpfContext, Global,
-    helpers::{bpf_get_current_pid_tgid, bpf_get_current_task_btf, generated},
+    helpers::bpf_get_current_pid_tgid,
     macros::{btf_tracepoint, map},
     maps::{Array, HashMap},
     programs::BtfTracePointContext,
@@ -15,6 +17,7 @@ use tracer_abi::{
 
 use super::{
     common::{OFFSETS, Ring, TARGETS, count, header, now_ns, output, read_kernel},
+    repeat::{self, Place},
     unwind::{self, copy_stack, record_bytes},
 };
 
@@ -80,12 +83,14 @@ fn switched_out(ctx: &BtfTracePointContext, now: u64) {
         read_kernel(prev + u64::from(offsets.task_state))
     };
     let preempted = preempt & 0xff != 0 || state == 0;
+    let place = Place::current(tid, preempted);
     // SAFETY: a valid map value that only this thread's switches write, apart from the wake fields, which are
-    // ignored by wakers while `off_ns` is 0.
+    // ignored by wakers while `off_ns` is 0. Its stack has room for one.
     unsafe {
-        (*sleeper).head = match unwind::walk(ctx.as_ptr(), unwind::SCHED, true, (&target, tgid, tid)) {
-            Some(walk) => copy_stack(walk, (&raw mut (*sleeper).stack).cast()),
-            None => StackHead::default(),
+        let to = (&raw mut (*sleeper).stack).cast();
+        (*sleeper).head = match repeat::stack(ctx.as_ptr(), &place, (&target, tgid), to) {
+            Some(head) => head,
+            None => walked(ctx, (&target, tgid, tid), &place, to),
         };
         (*sleeper).header =
             header(Kind::Sched, if preempted { PREEMPTED } else { 0 }, FIXED_BYTES, now, &target, tgid, tid);
@@ -93,19 +98,30 @@ fn switched_out(ctx: &BtfTracePointContext, now: u64) {
         (*sleeper).waker_tgid = 0;
         (*sleeper).waker_tid = 0;
         (*sleeper).prev_state = state;
-        (*sleeper).syscall = syscall();
+        (*sleeper).syscall = place.syscall();
         (&raw mut (*sleeper).off_ns).write_volatile(now);
     }
 }
 
-/// The system call that the current thread is in: `orig_ax`, word 15 of the saved registers (x86-64).
+/// Walks the stack of the current thread, and remembers it. Where in the kernel a thread was preempted tells nothing, and is
+/// not looked for.
+///
+/// # Safety
+/// `to` has room for a stack.
 #[inline(always)]
-fn syscall() -> i32 {
-    // SAFETY: helpers without preconditions; the registers of the current task are there, and the verifier knows their
-    // type.
+unsafe fn walked(
+    ctx: &BtfTracePointContext,
+    thread: (&Target, u32, u32),
+    place: &Place,
+    to: *mut c_void,
+) -> StackHead {
+    // SAFETY: this program's context and walk; the room is there by the caller's promise.
     unsafe {
-        let regs = generated::bpf_task_pt_regs(bpf_get_current_task_btf().cast()) as *const u64;
-        *regs.add(15) as i32
+        let Some(walk) = unwind::walk(ctx.as_ptr(), unwind::SCHED, !place.is_preempted(), thread) else {
+            return StackHead::default();
+        };
+        repeat::remember(walk, place);
+        copy_stack(walk, to)
     }
 }
 
@@ -154,4 +170,5 @@ fn switched_in(tid: u32, now: u64) {
 #[inline(always)]
 pub(crate) fn thread_exits(tid: u32) {
     let _gone = SLEEPERS.remove(tid);
+    repeat::thread_exits(tid);
 }

@@ -65,11 +65,15 @@ pub(crate) struct Walk {
     sp: u64,
     bp: u64,
     /// Of the leaf, as the kernel saved them (`pt_regs`, x86-64).
-    saved: [u64; SAVED_WORDS],
+    pub(crate) saved: [u64; SAVED_WORDS],
+    /// Where the return address of each user frame but the leaf is, from the leaf's sp.
+    pub(crate) returns_at: [u32; MAX_USER_FRAMES],
+    /// They all are there, and nearer than 4 GB.
+    pub(crate) repeatable: u32,
     /// Return probes that are pending further up the stack, and the page that their return addresses point to.
     returns: u64,
     trampoline: u64,
-    space: Space,
+    pub(crate) space: Space,
     /// Index of the mapping that the last address was in.
     mapping: u32,
     /// `pc` is a return address: the call is before it.
@@ -91,10 +95,10 @@ const NO_SPACE: Space = Space { first: 0, len: 0, id: 0, python: 0, epoch: 0 };
 
 /// Words of `pt_regs` up to rsp.
 const SAVED_WORDS: usize = 20;
-const BP: usize = 4;
-const PC: usize = 16;
+pub(crate) const BP: usize = 4;
+pub(crate) const PC: usize = 16;
 const CS: usize = 17;
-const SP: usize = 19;
+pub(crate) const SP: usize = 19;
 /// Code segments of user space: the lowest two bits; that of 32-bit code.
 const USER_MODE: u64 = 3;
 const USER32_CS: u64 = 0x23;
@@ -135,11 +139,10 @@ pub(crate) unsafe fn walk(
     let mut flags = 0;
     let mut cut = Cut::NoRegisters as u32;
     if registers(walk) {
-        // SAFETY: the value is copied at once.
-        let space = unsafe { SPACES.get(tgid) }.copied().filter(|space| space.epoch == target.epoch);
-        walk.space = space.unwrap_or(NO_SPACE);
+        walk.space = space_of(tgid, target);
         walk.mapping = walk.space.first;
         pending_returns(walk);
+        walk.repeatable = u32::from(walk.pc == walk.saved[PC]);
         let mut frame = 0;
         cut = Cut::Depth as u32;
         while frame <= MAX_USER_FRAMES {
@@ -163,6 +166,14 @@ pub(crate) unsafe fn walk(
         _pad: [0; 2],
     };
     Some(walk)
+}
+
+/// What a target maps, as far as it is known.
+#[inline(always)]
+pub(crate) fn space_of(tgid: u32, target: &Target) -> Space {
+    // SAFETY: the value is copied at once.
+    let space = unsafe { SPACES.get(tgid) }.copied();
+    space.filter(|space| space.epoch == target.epoch).unwrap_or(NO_SPACE)
 }
 
 /// The walk of a slot, for the program whose slot it is.
@@ -324,6 +335,11 @@ fn step(walk: &mut Walk) -> Option<Cut> {
     }
     let index = (walk.kernel_frames as usize).wrapping_add(walk.user_frames as usize);
     walk.words[opaque(index as u64) as usize & (WORDS - 1)] = pc;
+    let at = walk.sp.wrapping_sub(8).wrapping_sub(walk.saved[SP]);
+    walk.returns_at[opaque(walk.user_frames.into()) as usize & (MAX_USER_FRAMES - 1)] = at as u32;
+    if !is_leaf && (walk.is_return == 0 || at >> 32 != 0) {
+        walk.repeatable = 0;
+    }
     walk.user_frames = walk.user_frames.wrapping_add(1);
     walk.depth = walk.depth.wrapping_add(1);
     let Some(mapping) = mapping else { return Some(Cut::Unmapped) };
