@@ -7,7 +7,7 @@
 //!
 //! [[point]]
 //! symbols = ["llama_decode"]       # functions by name; or `rtti` (a C++ virtual method), `usdt`, `refuse` (a reason)
-//! role = "step"                    # step, launch, graph_launch, wait, copy, event_record, loader, mark, open, shape, nvtx, other
+//! role = "step"                    # step, launch, graph_launch, wait, copy, event_record, sync, mark, open, …: see `Role`
 //! returns = "c"                    # "c" or "noexcept": a return probe is safe; "throws", "never": entry only
 //! args = { context = 0 }           # what the integer arguments 0..=5 mean
 //! ```

@@ -13,6 +13,13 @@ pub enum Role {
     Wait,
     Copy,
     EventRecord,
+    /// May order streams, or tell that work is done, without waiting for it: polls, waits of one stream for another.
+    Sync,
+    /// What a stream is given from here on becomes a graph, and does not run.
+    CaptureBegin,
+    CaptureEnd,
+    /// A stream ends: its handle may be another one's later.
+    StreamEnd,
     /// A context ends, with all that is in it.
     ContextEnd,
     /// The dynamic loader finished a change of the mapped libraries.
@@ -40,6 +47,10 @@ impl Role {
             Self::Wait => "wait",
             Self::Copy => "copy",
             Self::EventRecord => "event_record",
+            Self::Sync => "sync",
+            Self::CaptureBegin => "capture_begin",
+            Self::CaptureEnd => "capture_end",
+            Self::StreamEnd => "stream_end",
             Self::ContextEnd => "context_end",
             Self::Loader => "loader",
             Self::Mark => "mark",

@@ -19,13 +19,16 @@ fn driver(names: &[&str], tail: &str) -> String {
     format!(".text\n{functions}{tail}\n.data\nswitch: .long 0\n.balign 8\nother: .quad 0\n")
 }
 
-const WANTED: [&str; 9] = [
+const WANTED: [&str; 12] = [
     "cuStreamSynchronize",
     "cuEventSynchronize",
     "cuCtxSynchronize",
     "cuMemcpyDtoH_v2",
     "cuGraphLaunch",
     "cuGraphLaunch_ptsz",
+    "cuStreamBeginCapture_v2",
+    "cuStreamEndCapture",
+    "cuStreamDestroy_v2",
     "cuCtxDestroy_v2",
     "cuDevicePrimaryCtxRelease_v2",
     "cuDevicePrimaryCtxReset_v2",

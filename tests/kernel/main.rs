@@ -8,6 +8,7 @@ mod faults;
 mod fixture;
 mod follow;
 mod graph;
+mod hazards;
 mod hostile;
 mod http;
 mod inject;
@@ -69,6 +70,7 @@ fn trials() -> Vec<Trial> {
         graph::TESTS,
         inject::TESTS,
         layers::TESTS,
+        hazards::TESTS,
         faults::TESTS,
         nvml::TESTS,
         placement::TESTS,

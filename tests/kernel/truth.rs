@@ -56,6 +56,10 @@ pub(crate) enum Truth {
         #[serde(default)]
         no_token: Vec<u64>,
     },
+    Bug {
+        batch_id: u64,
+        other_batch_id: Option<u64>,
+    },
     Stall {
         cause: String,
         begin_ns: u64,

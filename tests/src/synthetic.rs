@@ -338,13 +338,14 @@ impl<'a> Server<'a> {
             sp: 0,
             args: [args[0], args[1], 0, 0, 0, 0],
             ret: 0,
+            stack: None,
         }))
     }
 
     fn deliver(&mut self, mut at_ns: u64) -> Result<()> {
         let mut batch = std::mem::take(&mut self.batch);
         for open in &mut batch {
-            let token = mark::Token { request: open.request, choice: 0, index: open.next_token };
+            let token = mark::Token { request: open.request, choice: 0, index: open.next_token, stack: None };
             self.mark(SERVER_TID, at_ns, Mark::Token(token))?;
             self.delivered += 1;
             open.next_token += 1;

@@ -29,7 +29,8 @@ pub struct Call {
     pub parent_point: u32,
     /// Number of probed calls that enclose this one.
     pub depth: u32,
-    pub _pad: u32,
+    /// [`crate::CallStack::key`] of where it comes from, or [`crate::call_stack::NO_STACK`].
+    pub stack: u32,
     /// CLOCK_MONOTONIC ns at entry.
     pub begin_ns: u64,
     /// CLOCK_MONOTONIC ns at return; see the flags.
@@ -51,6 +52,9 @@ pub struct OpenCall {
     pub args: [u64; 6],
     pub point: u32,
     pub parent_point: u32,
+    /// See [`Call::stack`].
+    pub stack: u32,
+    pub _pad: u32,
 }
 
 /// The open calls of one thread: value of the map [`crate::maps::OPEN`].
@@ -67,7 +71,10 @@ pub struct ThreadCalls {
 }
 
 const _: () = assert!(size_of::<Call>() == 136);
-const _: () = assert!(size_of::<ThreadCalls>() == 1168);
+const _: () = assert!(size_of::<ThreadCalls>() == 1296);
+
+/// In an attach cookie: the call's stack is wanted.
+pub const WITH_STACK: u64 = 1 << 33;
 
 /// Attach cookie of a call probe: the point id, and in bit 32 whether a return probe is attached too.
 #[must_use]

@@ -45,11 +45,13 @@ pub enum Counter {
     SocketUnseen = 18,
     /// Instances of io_uring that targets made.
     RingsMade = 19,
+    /// Stacks of calls and marks that were not walked since another thread's walk was interrupted on the CPU; tried again.
+    CallStackBusy = 20,
 }
 
 impl Counter {
     /// All of them, in index order.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::VitalWritten,
         Self::VitalDropped,
         Self::BulkWritten,
@@ -70,6 +72,7 @@ impl Counter {
         Self::SocketRing,
         Self::SocketUnseen,
         Self::RingsMade,
+        Self::CallStackBusy,
     ];
 
     /// Name in the ledger.
@@ -96,6 +99,7 @@ impl Counter {
             Self::SocketRing => "socket_io_uring",
             Self::SocketUnseen => "socket_unseen",
             Self::RingsMade => "io_urings_made",
+            Self::CallStackBusy => "call_stacks_put_off",
         }
     }
 
@@ -112,6 +116,7 @@ impl Counter {
                 | Self::SocketRing
                 | Self::SocketUnseen
                 | Self::RingsMade
+                | Self::CallStackBusy
         )
     }
 }

@@ -13,6 +13,7 @@ pub enum Kind {
     Process = 5,
     Socket = 6,
     Open = 7,
+    CallStack = 8,
 }
 
 /// A record kind that this version does not know.
@@ -31,6 +32,7 @@ impl TryFrom<u16> for Kind {
             5 => Self::Process,
             6 => Self::Socket,
             7 => Self::Open,
+            8 => Self::CallStack,
             other => return Err(UnknownKind(other)),
         })
     }

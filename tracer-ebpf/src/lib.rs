@@ -10,6 +10,7 @@
 #![cfg_attr(not(test), no_std)]
 
 pub mod call;
+pub mod call_stack;
 pub mod counter;
 pub mod header;
 pub mod mark;
@@ -25,6 +26,7 @@ pub mod stack;
 pub mod unwind;
 
 pub use call::Call;
+pub use call_stack::CallStack;
 pub use counter::Counter;
 pub use header::{Header, Kind, UnknownKind};
 pub use mark::MarkRecord;
@@ -37,7 +39,7 @@ pub use socket::Socket;
 
 /// Names of maps that user space opens.
 pub mod maps {
-    /// Ring for `call`, `mark`, `socket`, `open` and `process` records: shed last.
+    /// Ring for `call`, `call_stack`, `mark`, `socket`, `open` and `process` records: shed last.
     pub const VITAL: &str = "VITAL";
     /// Ring for `sched` and `sample` records: shed first.
     pub const BULK: &str = "BULK";

@@ -32,7 +32,8 @@ pub struct MarkRecord {
     pub header: Header,
     /// Bytes of the payload that follow.
     pub payload_bytes: u32,
-    pub _pad: u32,
+    /// [`crate::CallStack::key`] of where it comes from, or [`crate::call_stack::NO_STACK`].
+    pub stack: u32,
     pub payload: [u8; MAX_BYTES],
 }
 

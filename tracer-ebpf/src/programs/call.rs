@@ -14,10 +14,16 @@ use aya_ebpf::{
 use aya_log_ebpf::debug;
 use tracer_abi::{
     Call, Counter, Kind, MAX_THREADS, Target,
-    call::{self, ENTRY_ONLY, EXITED, MAX_DEPTH, NO_PARENT, OpenCall, RETURNED, ThreadCalls, UNWOUND},
+    call::{
+        self, ENTRY_ONLY, EXITED, MAX_DEPTH, NO_PARENT, OpenCall, RETURNED, ThreadCalls, UNWOUND, WITH_STACK,
+    },
+    call_stack::NO_STACK,
 };
 
-use super::common::{VITAL, count, count_hit, current_target, header, now_ns};
+use super::{
+    call_stack,
+    common::{VITAL, count, count_hit, current_target, header, now_ns},
+};
 
 /// User space reads what is left in here when a recording stops. Allocated as threads come: most make no probed call.
 #[map]
@@ -44,7 +50,8 @@ fn entry(ctx: &ProbeContext) {
     let tid = bpf_get_current_pid_tgid() as u32;
     let Some(thread) = thread_of(tid) else { return };
     // SAFETY: `ctx` is this program's context.
-    let (point, has_return) = call::from_cookie(unsafe { bpf_get_attach_cookie(ctx.as_ptr()) });
+    let cookie = unsafe { bpf_get_attach_cookie(ctx.as_ptr()) };
+    let (point, has_return) = call::from_cookie(cookie);
     count_hit(point);
     // SAFETY: the context of a uprobe is the user's registers.
     let regs = unsafe { &*ctx.regs };
@@ -53,7 +60,9 @@ fn entry(ctx: &ProbeContext) {
     let depth = thread.depth;
     let parent_point = if depth == 0 { NO_PARENT } else { slot(thread, depth - 1).point };
     let args = [regs.rdi, regs.rsi, regs.rdx, regs.rcx, regs.r8, regs.r9];
-    let open = OpenCall { begin_ns: now, sp, args, point, parent_point };
+    let stack =
+        if cookie & WITH_STACK == 0 { NO_STACK } else { call_stack::key_of_call(point, sp, tid, now) };
+    let open = OpenCall { begin_ns: now, sp, args, point, parent_point, stack, _pad: 0 };
     if !has_return {
         emit(thread, tid, &open, depth, 0, ENTRY_ONLY, 0);
     } else if depth < MAX_DEPTH {
@@ -179,7 +188,7 @@ fn emit(thread: &ThreadCalls, tid: u32, open: &OpenCall, depth: u32, end_ns: u64
         point: open.point,
         parent_point: open.parent_point,
         depth,
-        _pad: 0,
+        stack: open.stack,
         begin_ns: open.begin_ns,
         end_ns,
         sp: open.sp,

@@ -128,7 +128,7 @@ pub(crate) fn opaque(value: u64) -> u64 {
 /// # Safety
 /// `cell` is a valid, aligned map value.
 #[inline(always)]
-unsafe fn exchange(cell: *mut u64, value: u64) -> u64 {
+pub(crate) unsafe fn exchange(cell: *mut u64, value: u64) -> u64 {
     let mut value = value;
     // SAFETY: by the caller's promise.
     unsafe { asm!("{value} = xchg_64({cell} + 0, {value})", cell = in(reg) cell, value = inout(reg) value) };

@@ -9,10 +9,14 @@ use aya_ebpf::{
 use aya_log_ebpf::debug;
 use tracer_abi::{
     Counter, Header, Kind, call,
-    mark::{FIXED_BYTES, MAX_BYTES, MarkHeader},
+    call_stack::NO_STACK,
+    mark::{FIXED_BYTES, MAX_BYTES, MarkHeader, MarkKind},
 };
 
-use super::common::{Ring, count, count_hit, current_target, header, now_ns, opaque, output, with_scratch};
+use super::{
+    call_stack,
+    common::{Ring, count, count_hit, current_target, header, now_ns, opaque, output, with_scratch},
+};
 
 #[uprobe]
 fn mark(ctx: ProbeContext) -> u32 {
@@ -25,14 +29,19 @@ fn record(ctx: &ProbeContext) {
     let now = now_ns();
     let Some((target, tgid, tid)) = current_target() else { return };
     // SAFETY: `ctx` is this program's context.
-    count_hit(call::from_cookie(unsafe { bpf_get_attach_cookie(ctx.as_ptr()) }).0);
+    let (point, _) = call::from_cookie(unsafe { bpf_get_attach_cookie(ctx.as_ptr()) });
+    count_hit(point);
     // SAFETY: the context of a uprobe is the user's registers.
-    let (address, bytes) = unsafe { ((*ctx.regs).rdi, (*ctx.regs).rsi) };
+    let (address, bytes, kind, sp) =
+        unsafe { ((*ctx.regs).rdi, (*ctx.regs).rsi, (*ctx.regs).rdx, (*ctx.regs).rsp) };
     if bytes < size_of::<MarkHeader>() as u64 || bytes > MAX_BYTES as u64 {
         count(Counter::MarkBadSize);
         debug!(ctx, "mark of {} bytes refused", bytes);
         return;
     }
+    // What hands output over may do so too early: whoever looks into that asks from where.
+    let stack =
+        if kind == MarkKind::Token as u64 { call_stack::key_of_mark(point, sp, tid, now) } else { NO_STACK };
     with_scratch(|scratch| {
         let mut bytes = opaque(bytes);
         if bytes > MAX_BYTES as u64 {
@@ -50,7 +59,7 @@ fn record(ctx: &ProbeContext) {
                 tgid,
                 tid,
             ));
-            base.add(40).cast::<[u32; 2]>().write([bytes as u32, 0]);
+            base.add(40).cast::<[u32; 2]>().write([bytes as u32, stack]);
             if generated::bpf_probe_read_user(
                 base.add(FIXED_BYTES).cast(),
                 bytes as u32,

@@ -2,6 +2,7 @@
 //! The programs only read the traced process; every path that loses something counts it.
 
 mod call;
+mod call_stack;
 mod common;
 mod mark;
 mod nvtx;

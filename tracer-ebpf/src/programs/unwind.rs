@@ -41,12 +41,13 @@ static RULES: Array<Rule> = Array::with_max_entries(MAX_RULES, 0);
 static ROWS: btf_maps::ArrayOfMaps<btf_maps::Array<u32, { CHUNK_ROWS as usize }>, { MAX_CHUNKS as usize }> =
     btf_maps::ArrayOfMaps::new();
 #[map]
-static WALKS: PerCpuArray<Walk> = PerCpuArray::with_max_entries(2, 0);
+static WALKS: PerCpuArray<Walk> = PerCpuArray::with_max_entries(3, 0);
 
-/// Walks of this CPU: one for each program that walks. Neither can be interrupted by itself: the scheduler's tracepoint
-/// runs with interrupts off, and the sampling clock is an interrupt.
+/// Walks of this CPU: one for each program that walks. The first two cannot be interrupted by themselves: the scheduler's
+/// tracepoint runs with interrupts off, and the sampling clock is an interrupt. A probe can, and claims its walk.
 pub(crate) const SAMPLE: u32 = 0;
 pub(crate) const SCHED: u32 = 1;
+pub(crate) const CALL: u32 = 2;
 
 /// Words that an index under this mask fits into, whatever it is.
 pub(crate) const WORDS: usize = 512;
@@ -89,6 +90,8 @@ pub(crate) struct Walk {
     frame_pointer_steps: u32,
     /// A [`python`] frame.
     pub(crate) python_frame: u64,
+    /// Claims the walk of [`CALL`].
+    pub(crate) busy: u64,
 }
 
 const NO_SPACE: Space = Space { first: 0, len: 0, id: 0, python: 0, epoch: 0 };

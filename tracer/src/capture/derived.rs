@@ -9,13 +9,20 @@ use crate::event::{CallEnd, ProcessId, Sched, StackId};
 use crate::symbol::{FrameKind, SymbolFrame};
 use crate::timeline::DriverEvent;
 use crate::timeline::budget::{Blocked, Budget, Label};
-use crate::timeline::rows::{Engine, GpuTime, Iteration, Join, Layer, Phase, Request, Source, Step, Token};
+use crate::timeline::rows::{
+    Engine, GpuTime, Hazard, HazardKind, Iteration, Join, Layer, Phase, Request, Source, Step, Token,
+};
 use crate::timeline::shares::Share;
 use crate::timeline::tables::LedgerRow;
 use tracer_abi::mark::Slot;
 
 words!(Source { Mark = "mark", Nvtx = "nvtx", Socket = "socket" });
 words!(Join { None = "none", Mark = "mark", Count = "count", Time = "time" });
+words!(HazardKind {
+    SharedStream = "shared_stream",
+    CapturedStep = "captured_step",
+    EarlyOutput = "early_output",
+});
 words!(FrameKind { Kernel = "kernel", User = "user", Python = "python" });
 
 pub(crate) struct MaybeGpu {
@@ -127,6 +134,21 @@ columns!(Phase {
     is_mark: bool,
     begin_ns: u64,
     end_ns: Option<u64>,
+});
+
+columns!(Hazard {
+    kind: HazardKind,
+    process: ProcessId,
+    time_ns: u64,
+    step: u64,
+    other_step: Option<u64>,
+    request: Option<u64>,
+    other_request: Option<u64>,
+    stream: u64,
+    tid: u32,
+    stack: Option<StackId>,
+    other_tid: u32,
+    other_stack: Option<StackId>,
 });
 
 columns!(Iteration {
@@ -443,6 +465,7 @@ tables! {
     Token = "tokens";
     Layer = "layers";
     Phase = "phases";
+    Hazard = "hazards";
     OffCpu = "offcpu";
     ClockKnot = "clock";
     ClockQuality = "clock_quality";

@@ -22,7 +22,7 @@ use crate::event::{
 };
 use crate::symbol::{self, SymbolFrame, Symbolizer};
 use crate::timeline::budget::{Budget, Budgets};
-use crate::timeline::rows::{Iteration, Layer, Phase, Request, Step, Token};
+use crate::timeline::rows::{Hazard, Iteration, Layer, Phase, Request, Step, Token};
 use crate::timeline::shares::{Share, Weights, shares};
 use crate::timeline::tables::LedgerRow;
 use crate::timeline::{self, DriverEvent, Example, Timeline};
@@ -221,6 +221,7 @@ struct TimelineTables {
     tokens: TableFile<Token>,
     layers: TableFile<Layer>,
     phases: TableFile<Phase>,
+    hazards: TableFile<Hazard>,
 }
 
 impl TimelineTables {
@@ -233,6 +234,7 @@ impl TimelineTables {
             tokens: TableFile::begin(folder)?,
             layers: TableFile::begin(folder)?,
             phases: TableFile::begin(folder)?,
+            hazards: TableFile::begin(folder)?,
         })
     }
 
@@ -242,6 +244,7 @@ impl TimelineTables {
         output.tokens.iter().try_for_each(|row| self.tokens.push(row))?;
         output.layers.iter().try_for_each(|row| self.layers.push(row))?;
         output.phases.iter().try_for_each(|row| self.phases.push(row))?;
+        output.hazards.iter().try_for_each(|row| self.hazards.push(row))?;
         for request in &output.requests {
             self.requests.push(request)?;
             RequestId::all(request).try_for_each(|id| self.request_ids.push(&id))?;
@@ -257,6 +260,7 @@ impl TimelineTables {
         rows.insert(Token::NAME, self.tokens.commit()?);
         rows.insert(Layer::NAME, self.layers.commit()?);
         rows.insert(Phase::NAME, self.phases.commit()?);
+        rows.insert(Hazard::NAME, self.hazards.commit()?);
         Ok(())
     }
 }

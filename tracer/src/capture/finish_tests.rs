@@ -44,11 +44,12 @@ fn step(index: u32, begin_ns: u64) -> [Event; 3] {
         sp: 0,
         args: [1, 2, 3, 4, 5, 6],
         ret: 1,
+        stack: None,
     };
     [
         said(begin_ns - 10, Mark::Batch(batch)),
         Event::Call(call),
-        said(begin_ns + 90, Mark::Token(mark::Token { request: 5, choice: 0, index })),
+        said(begin_ns + 90, Mark::Token(mark::Token { request: 5, choice: 0, index, stack: None })),
     ]
 }
 

@@ -11,8 +11,8 @@
 //!
 //! Raw tables: `calls`, `mark_*` (one per kind of mark), `clock_bursts`, `clock_host`, `sched`, `samples`, `stacks`,
 //! `mappings`, `processes`, `points`, `http_*`, `gpu_samples`, `gpu_process_samples`, `xids`, `engine_files`,
-//! `counters`. Derived tables: `steps`, `iterations`, `requests`, `request_ids`, `tokens`, `layers`, `phases`, `offcpu`,
-//! `clock`, `clock_quality`, `driver_events`, `budgets`, `shares`, `frames`, `ledger`.
+//! `counters`. Derived tables: `steps`, `iterations`, `requests`, `request_ids`, `tokens`, `layers`, `phases`, `hazards`,
+//! `offcpu`, `clock`, `clock_quality`, `driver_events`, `budgets`, `shares`, `frames`, `ledger`.
 //! Columns are named as the fields of the rows; times end in `_ns` and are CLOCK_MONOTONIC unless the name says
 //! otherwise; a process is the two columns `tgid` and `start_ticks`; identifiers of bytes are lower-case hexadecimal
 //! text.

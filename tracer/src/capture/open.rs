@@ -16,7 +16,7 @@ use crate::event::{
 use crate::symbol::SymbolFrame;
 use crate::timeline::DriverEvent;
 use crate::timeline::budget::Budget;
-use crate::timeline::rows::{Iteration, Layer, Phase, Request, Step, Token};
+use crate::timeline::rows::{Hazard, Iteration, Layer, Phase, Request, Step, Token};
 use crate::timeline::shares::Share;
 use crate::timeline::tables::{self, LedgerRow, Tables};
 
@@ -79,6 +79,8 @@ tables! {
     /// Of sampled steps, by step and begin.
     layers: Layer;
     phases: Phase;
+    /// The first of each kind.
+    hazards: Hazard;
     engine_files: EngineFile;
     offcpu: OffCpu;
     /// Of the tokens whose latency is known, in their order.
@@ -171,6 +173,7 @@ impl Capture {
             budgets: self.budgets()?.collect::<Result<_>>()?,
             layers: self.layers()?.collect::<Result<_>>()?,
             phases: self.phases()?.collect::<Result<_>>()?,
+            hazards: self.hazards()?.collect::<Result<_>>()?,
             clocks: self.clock_quality()?.collect::<Result<_>>()?,
             driver_events: self.driver_events()?.collect::<Result<_>>()?,
             ..self.underived()?

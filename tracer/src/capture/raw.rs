@@ -58,6 +58,10 @@ words!(Role {
     Wait = "wait",
     Copy = "copy",
     EventRecord = "event_record",
+    Sync = "sync",
+    CaptureBegin = "capture_begin",
+    CaptureEnd = "capture_end",
+    StreamEnd = "stream_end",
     ContextEnd = "context_end",
     Loader = "loader",
     Mark = "mark",
@@ -99,6 +103,7 @@ columns!(Call {
     sp: u64,
     args: [u64; 6],
     ret: u64,
+    stack: Option<StackId>,
 });
 
 columns!(Sched {
@@ -375,7 +380,7 @@ columns!(mark::RequestBegin {
 });
 columns!(mark::RequestEnd { request: u64, output_tokens: u32, finish_reason: u32 });
 columns!(mark::Batch { batch_id: u64, rank: u32, slot_count: u32, first_slot: u32, slots: Vec<Slot> });
-columns!(mark::Token { request: u64, choice: u32, index: u32 });
+columns!(mark::Token { request: u64, choice: u32, index: u32, stack: Option<StackId> });
 columns!(mark::Phase { request: u64, begins: bool, name: String });
 
 /// Exactly one of `number` and `text` is not null.

@@ -4,9 +4,8 @@ use super::budget;
 use super::error::Result;
 use super::finish::replay;
 use super::open::Capture;
-use crate::timeline::budget::Budgets;
-use crate::timeline::rows::Unmatched;
 use crate::timeline::tables::Tables;
+use crate::timeline::{self, budget::Budgets};
 
 impl Capture {
     /// As [`Capture::tables`], but with GPU times, and all that follows from them, derived from the raw tables now. The
@@ -24,13 +23,14 @@ impl Capture {
             tokens,
             layers,
             phases,
+            hazards,
             budgets,
             clocks,
             driver_events,
             ledger,
             ..
         } = &mut tables;
-        let mut timeline = replay(
+        let mut derived = replay(
             self.folder(),
             |_| Ok(()),
             |output| {
@@ -40,16 +40,17 @@ impl Capture {
                 tokens.extend(output.tokens);
                 layers.extend(output.layers);
                 phases.extend(output.phases);
+                hazards.extend(output.hazards);
                 Ok(())
             },
         )?;
         let threads = budget::threads(self.folder())?;
         let cut = Budgets::new(steps, requests, tokens, threads);
         *budgets = tokens.iter().filter_map(|token| cut.budget(token)).collect();
-        *clocks = timeline.clock().quality().collect();
-        *driver_events = timeline.driver_events();
-        ledger.retain(|row| Unmatched::ALL.iter().all(|kind| kind.name() != row.name));
-        ledger.extend(timeline.ledger());
+        *clocks = derived.clock().quality().collect();
+        *driver_events = derived.driver_events();
+        ledger.retain(|row| !timeline::is_own_line(&row.name));
+        ledger.extend(derived.ledger());
         ledger.sort();
         Ok(tables)
     }
@@ -139,6 +140,7 @@ mod tests {
             sp: 0,
             args: [1, 2, 3, 4, 5, 6],
             ret: 1,
+            stack: None,
         };
         let span = GpuSpan {
             device_uuid: [9; 16],

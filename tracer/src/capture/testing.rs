@@ -56,11 +56,24 @@ fn call() -> impl Strategy<Value = Event> {
         Just(CallEnd::Exited)
     ];
     let times = any::<(u64, u64, u64)>();
-    (origin(), any::<(u32, Option<u32>, u32)>(), times, end, any::<[u64; 6]>(), any::<u64>()).prop_map(
-        |(origin, (point, parent_point, depth), (begin_ns, end_ns, sp), end, args, ret)| {
-            Event::Call(Call { origin, point, parent_point, depth, begin_ns, end_ns, end, sp, args, ret })
-        },
-    )
+    (origin(), any::<(u32, Option<u32>, u32)>(), times, end, any::<[u64; 6]>(), (any::<u64>(), stack_id()))
+        .prop_map(
+            |(origin, (point, parent_point, depth), (begin_ns, end_ns, sp), end, args, (ret, stack))| {
+                Event::Call(Call {
+                    origin,
+                    point,
+                    parent_point,
+                    depth,
+                    begin_ns,
+                    end_ns,
+                    end,
+                    sp,
+                    args,
+                    ret,
+                    stack,
+                })
+            },
+        )
 }
 
 fn slots() -> impl Strategy<Value = Vec<Slot>> {
@@ -117,11 +130,9 @@ fn request_mark() -> impl Strategy<Value = Mark> {
         any::<(u64, u32, u32)>().prop_map(|(request, output_tokens, finish_reason)| Mark::RequestEnd(
             mark::RequestEnd { request, output_tokens, finish_reason }
         )),
-        any::<(u64, u32, u32)>().prop_map(|(request, choice, index)| Mark::Token(mark::Token {
-            request,
-            choice,
-            index
-        })),
+        (any::<(u64, u32, u32)>(), stack_id()).prop_map(|((request, choice, index), stack)| Mark::Token(
+            mark::Token { request, choice, index, stack }
+        )),
         (any::<(u64, bool)>(), text()).prop_map(|((request, begins), name)| Mark::Phase(mark::Phase {
             request,
             begins,

@@ -174,6 +174,7 @@ fn definitions_come_before_what_uses_them() {
         sp: 0,
         args: [0; 6],
         ret: 0,
+        stack: None,
     };
     let point = point(5, false);
     write(dir.path(), &[Event::Call(call), point.clone()], 1);

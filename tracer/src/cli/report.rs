@@ -3,6 +3,7 @@
 mod by;
 mod engine;
 mod gpu;
+pub(super) mod hazards;
 mod layers;
 mod sockets;
 mod summary;
@@ -19,7 +20,7 @@ use serde::Serialize;
 
 use super::table::{Side, Style, Table, WIDTH, cut};
 use super::units::{clean, count, duration, offset};
-use crate::capture::Capture;
+use crate::capture::{Capture, Stacks};
 use crate::timeline::coverage::Coverage;
 use crate::timeline::rows::Unmatched;
 use crate::timeline::shares::Weights;
@@ -73,6 +74,9 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     }
     let mut summary = Summary::new(&tables, args.slowest, args.slow.map(|slow| slow.as_nanos() as u64));
     summary.recording.reclocked = args.reclock;
+    if let Some(hazards) = &mut summary.hazards {
+        hazards.name(&Stacks::read(&capture)?);
+    }
     print(&summary, args.json, text)
 }
 
@@ -109,6 +113,10 @@ pub(super) const VAGUE: &str =
 fn text(summary: &Summary, style: Style) -> String {
     let mut out = String::new();
     header(summary, style, &mut out);
+    if let Some(hazards) = &summary.hazards {
+        section("Hazards", style, &mut out);
+        hazards.text(summary.recording.started_ns, style, &mut out);
+    }
     if !summary.why_slow.is_empty() {
         section("Why slow tokens were slow", style, &mut out);
         summary.why_slow.iter().for_each(|why| why.text(style, &mut out));

@@ -16,19 +16,21 @@ use document::Document;
 
 use super::budget;
 use super::picture::write;
-use super::report::{VAGUE, style_of_stdout, wrap};
+use super::report::{VAGUE, hazards::meaning, style_of_stdout, wrap};
 use super::table::{Side, Style, Table, WIDTH, cut};
 use super::units::{clean, count, date_time, duration, offset};
 use crate::capture::Capture;
 use crate::hex::hex;
 use crate::timeline::budget::{Budget, ByToken};
-use crate::timeline::rows::{Engine, GpuTime, Phase, Request, Step, Token};
+use crate::timeline::rows::{Engine, GpuTime, Hazard, Phase, Request, Step, Token};
 use crate::timeline::tables::Tables;
 
 /// Columns of a token's bar.
 const BAR: usize = 20;
 /// Most names that a message suggests.
 const SUGGESTIONS: usize = 5;
+/// Hazards that the text names; JSON has all that have rows.
+const HAZARDS: usize = 4;
 
 /// Show where the time of one request's tokens went
 #[derive(Debug, clap::Args)]
@@ -122,6 +124,8 @@ struct Life<'a> {
     phases: Vec<&'a Phase>,
     /// The engines of its tokens' steps, as far as they are known.
     engines: Vec<&'a Engine>,
+    /// As far as they have rows.
+    hazards: Vec<&'a Hazard>,
 }
 
 /// A token with its step and what it waited for.
@@ -165,7 +169,9 @@ impl<'a> Life<'a> {
                 engines.push(engine);
             }
         }
-        Self { request, tokens, phases, engines }
+        let is_its = |hazard: &&Hazard| [hazard.request, hazard.other_request].contains(&Some(request.id));
+        let hazards = tables.hazards.iter().filter(is_its).collect();
+        Self { request, tokens, phases, engines, hazards }
     }
 }
 
@@ -259,6 +265,16 @@ fn header(tables: &Tables, life: &Life, style: Style, out: &mut String) {
         };
         let line = format!("  {} at {at}{took} ({})", clean(&phase.name, 60), phase.source.name());
         let _ = writeln!(out, "{}", cut(&line, WIDTH));
+    }
+    for hazard in life.hazards.iter().take(HAZARDS) {
+        let Hazard { kind, time_ns, step, .. } = hazard;
+        let at = duration(time_ns.saturating_sub(request.received_ns));
+        let line = format!("  hazard at {at}, step #{step}: {}", meaning(*kind));
+        let _ = writeln!(out, "{}", style.alarm(&cut(&line, WIDTH)));
+    }
+    if let Some(more) = life.hazards.len().checked_sub(HAZARDS).filter(|more| *more > 0) {
+        let _ =
+            writeln!(out, "{}", style.alarm(&format!("  {more} more hazards; `tracer report` shows where")));
     }
     out.push('\n');
 }

@@ -4,6 +4,8 @@ mod decode;
 
 use tracer_abi::mark::{ClockReading, Slot};
 
+use super::StackId;
+
 pub use decode::MarkError;
 pub(crate) use decode::clean;
 
@@ -114,6 +116,8 @@ pub struct Token {
     pub request: u64,
     pub choice: u32,
     pub index: u32,
+    /// Where the mark comes from; as [`crate::event::Call::stack`].
+    pub stack: Option<StackId>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -128,6 +128,9 @@ pub struct Call {
     pub sp: u64,
     pub args: [u64; 6],
     pub ret: u64,
+    /// Where it comes from, as far as that was looked at: of steps. A thread's stack at a place is walked once a second at
+    /// most, so that of a caller far up another one may be meant.
+    pub stack: Option<StackId>,
 }
 
 /// A mark as it came from the kernel, decoded.

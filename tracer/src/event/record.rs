@@ -6,7 +6,7 @@
 use bytemuck::Pod;
 use thiserror::Error;
 use tracer_abi::{
-    Header, Kind, call, mark, open, process, sample, sched, socket,
+    Header, Kind, call, call_stack, mark, open, process, sample, sched, socket,
     stack::{
         Cut, PYTHON_CODE, PYTHON_DEPTH, PYTHON_ENTRY, PYTHON_NO_THREAD, PYTHON_UNREADABLE, STACK_WORDS,
         StackHead,
@@ -93,11 +93,18 @@ pub struct OpenedFile {
     pub path: String,
 }
 
+/// Names the stack of a call or mark among those of its thread; 0: none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct StackKey(pub u32);
+
 /// A decoded record.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Record {
-    Call(Call),
-    Mark(MarkEvent),
+    /// `stack` of the event is not set yet: it is that of the last [`Record::CallStack`] of its thread with the key.
+    Call(Call, StackKey),
+    /// As with calls, of those marks that have a stack.
+    Mark(MarkEvent, StackKey),
+    CallStack(Origin, StackKey, RawStack),
     /// `stack` of the event is not set yet.
     Sched(Sched, RawStack),
     /// `stack` of the event is not set yet.
@@ -123,14 +130,22 @@ impl Record {
             cpu: header.cpu,
         };
         match kind {
-            Kind::Call => Ok(Self::Call(call_of(&read(bytes, 0)?))),
+            Kind::Call => {
+                let record: tracer_abi::Call = read(bytes, 0)?;
+                Ok(Self::Call(call_of(&record), StackKey(record.stack)))
+            }
             Kind::Mark => {
-                let payload_bytes: u32 = read(bytes, size_of::<Header>())?;
+                let [payload_bytes, stack]: [u32; 2] = read(bytes, size_of::<Header>())?;
                 let payload = slice(bytes, mark::FIXED_BYTES, payload_bytes as usize)?;
-                Ok(Self::Mark(MarkEvent { origin, mark: Mark::decode(payload)? }))
+                Ok(Self::Mark(MarkEvent { origin, mark: Mark::decode(payload)? }, StackKey(stack)))
             }
             Kind::Sched => sched_of(bytes, header, origin),
             Kind::Sample => sample_of(bytes, header, origin),
+            Kind::CallStack => {
+                let [key, _]: [u32; 2] = read(bytes, size_of::<Header>())?;
+                let head: StackHead = read(bytes, size_of::<Header>() + 8)?;
+                Ok(Self::CallStack(origin, StackKey(key), stack(bytes, call_stack::FIXED_BYTES, head)?))
+            }
             Kind::Process => process_of(&read(bytes, 0)?, origin),
             Kind::Socket => socket_of(bytes, origin),
             Kind::Open => {
@@ -175,20 +190,24 @@ pub fn open_calls_of(
     tid: u32,
     thread: &call::ThreadCalls,
     stop_ns: u64,
-) -> impl Iterator<Item = Call> + use<'_> {
+) -> impl Iterator<Item = (Call, StackKey)> + use<'_> {
     let process = ProcessId { tgid: thread.tgid, start_ticks: thread.start_ticks };
     let origin = Origin { time_ns: stop_ns, process, tid, cpu: 0 };
-    (0u32..).zip(&thread.calls).take(thread.depth as usize).map(move |(depth, open)| Call {
-        origin,
-        point: open.point,
-        parent_point: (open.parent_point != call::NO_PARENT).then_some(open.parent_point),
-        depth,
-        begin_ns: open.begin_ns,
-        end_ns: stop_ns,
-        end: CallEnd::Open,
-        sp: open.sp,
-        args: open.args,
-        ret: 0,
+    (0u32..).zip(&thread.calls).take(thread.depth as usize).map(move |(depth, open)| {
+        let call = Call {
+            origin,
+            point: open.point,
+            parent_point: (open.parent_point != call::NO_PARENT).then_some(open.parent_point),
+            depth,
+            begin_ns: open.begin_ns,
+            end_ns: stop_ns,
+            end: CallEnd::Open,
+            sp: open.sp,
+            args: open.args,
+            ret: 0,
+            stack: None,
+        };
+        (call, StackKey(open.stack))
     })
 }
 
@@ -216,6 +235,7 @@ fn call_of(record: &tracer_abi::Call) -> Call {
         sp: record.sp,
         args: record.args,
         ret: record.ret,
+        stack: None,
     }
 }
 

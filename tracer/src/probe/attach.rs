@@ -389,6 +389,8 @@ fn attach_group(
             Role::Shape => shape::cookie(one.id, one.is_wide),
             Role::Open => file_open::cookie(one.id, one.point.args.contains_key("folder")),
             Role::Nvtx => nvtx_function(one.point).cookie(one.id, one.has_return),
+            // Hazards are about where these are called.
+            Role::Step | Role::CaptureBegin => call::cookie(one.id, one.has_return) | call::WITH_STACK,
             _ => call::cookie(one.id, one.has_return),
         };
         let place = |one: &Wanted| Place { offset: one.point.offset, cookie: cookie(one) };

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     event::{
-        Event, Origin, Process, ProcessAction, ProcessId,
+        Event, Mark, Origin, Process, ProcessAction, ProcessId,
         record::{Record, RecordError, open_calls_of},
         sorter::Sorter,
     },
@@ -196,15 +196,16 @@ impl Session {
         let taken = records.len();
         for record in records {
             // Probes do not all go at the same instant; the recording ends at one.
-            if let Record::Call(call) = &record
+            if let Record::Call(call, _) = &record
                 && call.begin_ns >= self.stop_ns
             {
                 continue;
             }
             self.note(&record);
             let time_ns = match &record {
-                Record::Call(event) => event.origin.time_ns,
-                Record::Mark(event) => event.origin.time_ns,
+                Record::Call(event, _) => event.origin.time_ns,
+                Record::Mark(event, _) => event.origin.time_ns,
+                Record::CallStack(origin, ..) => origin.time_ns,
                 Record::Sched(event, _) => event.origin.time_ns,
                 Record::Sample(event, _) => event.origin.time_ns,
                 Record::Process(event) => event.origin.time_ns,
@@ -333,11 +334,11 @@ impl Session {
     fn note(&mut self, record: &Record) {
         self.progress.events += 1;
         match record {
-            Record::Call(call) if self.loader_points.contains(&call.point) => {
+            Record::Call(call, _) if self.loader_points.contains(&call.point) => {
                 self.attacher.processes.entry(call.origin.process).or_default().stale = true;
             }
-            Record::Call(call) if self.step_points.contains(&call.point) => self.progress.steps += 1,
-            Record::Mark(event) if matches!(event.mark, crate::event::Mark::Token(_)) => {
+            Record::Call(call, _) if self.step_points.contains(&call.point) => self.progress.steps += 1,
+            Record::Mark(event, _) if matches!(event.mark, Mark::Token(_)) => {
                 self.progress.tokens += 1;
             }
             Record::Process(event) => self.note_process(event),
@@ -411,8 +412,20 @@ impl Session {
         let (mut is_held, mut http_tokens, mut ports) = (false, 0, HashSet::new());
         sorter.release(drained_ns, |pending| match pending {
             Pending::Ready(event) => out.push(event),
-            Pending::Record(Record::Call(event)) => out.push(Event::Call(event)),
-            Pending::Record(Record::Mark(event)) => out.push(Event::Mark(event)),
+            Pending::Record(Record::CallStack(origin, key, raw)) => {
+                let stack = stacks.intern(&origin, raw, attacher, &mut kernel.unwinder, out);
+                stacks.remember(&origin, key, stack);
+            }
+            Pending::Record(Record::Call(mut event, key)) => {
+                event.stack = stacks.remembered(&event.origin, key);
+                out.push(Event::Call(event));
+            }
+            Pending::Record(Record::Mark(mut event, key)) => {
+                if let Mark::Token(token) = &mut event.mark {
+                    token.stack = stacks.remembered(&event.origin, key);
+                }
+                out.push(Event::Mark(event));
+            }
             Pending::Record(Record::Process(event)) => out.push(Event::Process(event)),
             // It is on its way through [`EngineFiles`].
             Pending::Record(Record::Open(..)) => {}
@@ -457,8 +470,8 @@ impl Session {
         for (tid, words) in threads {
             let calls = bytemuck::cast(words);
             let open = open_calls_of(tid, &calls, now_ns);
-            for call in open.into_iter().filter(|call| call.begin_ns < self.stop_ns) {
-                self.sorter.push(now_ns, Pending::Record(Record::Call(call)));
+            for (call, key) in open.filter(|(call, _)| call.begin_ns < self.stop_ns) {
+                self.sorter.push(now_ns, Pending::Record(Record::Call(call, key)));
             }
         }
     }

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     event::{
         Code, Event, Frame, Origin, ProcessId, StackCut, StackId,
-        record::{PythonFrame, RawStack},
+        record::{PythonFrame, RawStack, StackKey},
         stack::{MappingIndex, Merge, Merged, StackTable, merge},
     },
     python::{self, Runtime},
@@ -21,6 +21,8 @@ use crate::{
 
 /// A process whose stacks show code that is not known is looked at again, at most this often.
 const LOOK_AGAIN_NS: u64 = 20_000_000;
+/// Most places that calls and marks come from.
+const MAX_PLACES: usize = 1 << 16;
 
 /// Every stack once, and counts of them all.
 #[derive(Default)]
@@ -29,6 +31,8 @@ pub(super) struct Stacks {
     counts: BTreeMap<ProcessId, Counts>,
     pythons: HashMap<ProcessId, Python>,
     next_code: u32,
+    /// Of the places that threads make calls and marks from.
+    places: HashMap<(ProcessId, u32, StackKey), Option<StackId>>,
 }
 
 /// What became of the stacks of a process.
@@ -85,9 +89,24 @@ impl Stacks {
         Some(id)
     }
 
+    /// From here on, calls and marks of the thread with this key have this stack.
+    pub(super) fn remember(&mut self, origin: &Origin, key: StackKey, stack: Option<StackId>) {
+        // The kernel side tells of each again within a second.
+        if self.places.len() >= MAX_PLACES {
+            self.places.clear();
+        }
+        self.places.insert((origin.process, origin.tid, key), stack);
+    }
+
+    /// The stack of a call or mark.
+    pub(super) fn remembered(&self, origin: &Origin, key: StackKey) -> Option<StackId> {
+        self.places.get(&(origin.process, origin.tid, key)).copied().flatten()
+    }
+
     /// A process is gone: its memory is.
     pub(super) fn forget(&mut self, process: ProcessId) {
         self.pythons.remove(&process);
+        self.places.retain(|(of, ..), _| *of != process);
     }
 
     /// The stack with its Python frames, if its process runs a Python that is known.

@@ -223,13 +223,15 @@ fn load_many(ebpf: &Ebpf) -> Result<HashMap<&'static str, OwnedFd>, ProbeError> 
         described.iter().filter_map(|(name, map)| Some((name.as_str(), *maps.get(name.as_str())?, map)));
     parsed.relocate_maps(fds, &text).map_err(|error| bad(error.to_string()))?;
     parsed.relocate_calls(&text).map_err(|error| bad(error.to_string()))?;
+    let types = load_types(&mut parsed)?;
     PROGRAMS
         .into_iter()
         .map(|name| {
             let absent = ProbeError::Absent { what: "program", name };
             let program = parsed.programs.get(name);
             let function = program.and_then(|program| parsed.functions.get(&program.function_key()));
-            let instructions = &function.ok_or(absent)?.instructions;
+            let function = function.ok_or(absent)?;
+            let (instructions, described) = (&function.instructions, &function.func_info.func_info);
             let license = parsed.license.clone();
             let attributes = ProgLoad {
                 prog_type: BPF_PROG_TYPE_KPROBE,
@@ -238,6 +240,10 @@ fn load_many(ebpf: &Ebpf) -> Result<HashMap<&'static str, OwnedFd>, ProbeError> 
                 license: license.as_ptr() as u64,
                 name: prog_name(name),
                 expected_attach_type: BPF_TRACE_UPROBE_MULTI,
+                types: types.as_raw_fd().cast_unsigned(),
+                function_bytes: u32::try_from(function.func_info_rec_size).unwrap_or(0),
+                functions: described.as_ptr() as u64,
+                function_count: u32::try_from(described.len()).unwrap_or(0),
                 ..ProgLoad::zeroed()
             };
             // SAFETY: what the attributes point to is valid, and as long as they say, during the call.
@@ -246,6 +252,23 @@ fn load_many(ebpf: &Ebpf) -> Result<HashMap<&'static str, OwnedFd>, ProbeError> 
             Ok((name, program))
         })
         .collect()
+}
+
+/// Loads the types of the programs. By them the kernel knows which functions stand on their own: it verifies those once,
+/// and not for each call.
+fn load_types(parsed: &mut aya_obj::Object) -> Result<OwnedFd, ProbeError> {
+    let bad = |what: String| ProbeError::Object { what };
+    // A kernel that has links for many places knows all kinds of types, but perhaps no empty section of data.
+    let known = aya_obj::btf::BtfFeatures::new(true, true, true, false, true, true, true, true);
+    let types = parsed.fixup_and_sanitize_btf(&known).map_err(|error| bad(error.to_string()))?;
+    let bytes = types.ok_or_else(|| bad("it has no types (BTF)".into()))?.to_bytes();
+    let attributes = TypesLoad {
+        types: bytes.as_ptr() as u64,
+        bytes: u32::try_from(bytes.len()).unwrap_or(u32::MAX),
+        ..TypesLoad::zeroed()
+    };
+    // SAFETY: what the attributes point to is valid, and as long as they say, during the call.
+    unsafe { bpf::open(BPF_BTF_LOAD, &attributes) }.map_err(|error| bad(format!("its types (BTF): {error}")))
 }
 
 fn raw_fd(map: &Map) -> Option<RawFd> {
@@ -273,6 +296,7 @@ fn prog_name(name: &str) -> [u8; 16] {
 
 // include/uapi/linux/bpf.h
 const BPF_PROG_LOAD: libc::c_int = 5;
+const BPF_BTF_LOAD: libc::c_int = 18;
 const BPF_LINK_CREATE: libc::c_int = 28;
 const BPF_PROG_TYPE_KPROBE: u32 = 2;
 const BPF_TRACE_UPROBE_MULTI: u32 = 48;
@@ -294,6 +318,24 @@ struct ProgLoad {
     name: [u8; 16],
     interface: u32,
     expected_attach_type: u32,
+    /// BTF, and which of its types each function is (`bpf_func_info`).
+    types: u32,
+    function_bytes: u32,
+    functions: u64,
+    function_count: u32,
+    _pad: u32,
+}
+
+/// `union bpf_attr` of BPF_BTF_LOAD.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct TypesLoad {
+    types: u64,
+    log: u64,
+    bytes: u32,
+    log_bytes: u32,
+    log_level: u32,
+    _pad: u32,
 }
 
 /// `union bpf_attr` of BPF_LINK_CREATE for many uprobes.

@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tracer_abi::mark::{PREFILL, SLOT_NO_TOKEN, Slot};
 
+use super::hazard::{Delivered, Ran};
 use super::request::{Generated, Place};
 use super::rows::{Iteration, Join, Token, Unmatched};
 use super::{Clock, Timeline};
-use crate::event::{Origin, ProcessId};
+use crate::event::{Origin, ProcessId, StackId};
 
 /// Order of creation.
 pub(super) type IterationKey = u64;
@@ -20,6 +21,8 @@ pub(super) struct StepEnd {
     pub(super) begin_ns: u64,
     /// GPU end, else host-observed end, else end of the enqueue.
     pub(super) end_ns: u64,
+    /// For hazards.
+    pub(super) ran: Ran,
 }
 
 /// (request, choice, generation step).
@@ -40,7 +43,15 @@ pub(super) struct OpenIteration {
     /// The same slot of several ranks counts once: (tokens, prefill).
     slots: BTreeMap<SlotKey, (u32, bool)>,
     /// Delivered tokens that wait for the iteration to be final.
-    tokens: Vec<(Origin, Token)>,
+    tokens: Vec<Waiting>,
+}
+
+/// A delivered token that waits for its iteration to be final.
+pub(super) struct Waiting {
+    pub(super) origin: Origin,
+    pub(super) token: Token,
+    /// Where it was delivered.
+    pub(super) stack: Option<StackId>,
 }
 
 impl OpenIteration {
@@ -71,8 +82,8 @@ impl OpenIteration {
         self.steps.push(step);
     }
 
-    pub(super) fn push_token(&mut self, origin: Origin, token: Token) {
-        self.tokens.push((origin, token));
+    pub(super) fn push_token(&mut self, token: Waiting) {
+        self.tokens.push(token);
     }
 
     /// The step that ended last; of several the first.
@@ -196,8 +207,15 @@ impl<C: Clock> Timeline<C> {
         for &(request, choice, index) in iteration.slots.keys() {
             self.requests.iteration_closed(key, (request, choice.into(), index), place);
         }
-        for (origin, mut token) in tokens {
+        let ran: Vec<Ran> = iteration.steps.iter().map(|step| step.ran).collect();
+        for Waiting { origin, mut token, stack } in tokens {
             if let Some((id, step)) = closed {
+                let (time_ns, tid) = (token.delivered_ns, token.tid);
+                self.hazards.delivered(
+                    Delivered { time_ns, request: token.request, tid, stack },
+                    &ran,
+                    step.id,
+                );
                 (token.iteration, token.step, token.join) = (Some(id), Some(step.id), Join::Mark);
                 self.marked_token(origin, token);
             } else {

@@ -12,6 +12,7 @@
 //! - an **iteration** is the steps of one process with one batch id;
 //! - **layers** belong to the step of their GPU span; an **engine file** to the steps of a process that opened no other;
 //! - **ranges** of NVTX are phases, those called `request:ID` requests; see [`phase`];
+//! - a **hazard** is two calls that were not ordered as they must be (see [`hazard`]);
 //! - a **fact** told by an attr mark is the request's where its key is one of [`REQUEST_KEYS`];
 //! - an **HTTP exchange** is a request where no marks tell of it (see [`exchange`], and [`join`] for its tokens' steps),
 //!   else it adds to what they tell (see [`pair`]);
@@ -23,6 +24,7 @@ pub mod coverage;
 mod driver;
 mod engine;
 mod exchange;
+pub mod hazard;
 mod iteration;
 mod join;
 mod layer;
@@ -52,12 +54,13 @@ use driver::DriverEvents;
 pub use driver::{DriverEvent, driver_error};
 use engine::{Engines, Shapes};
 use exchange::Exchanges;
+use hazard::Hazards;
 use iteration::{IterationKey, OpenIteration};
 use order::{Input, Order};
 use phase::Phases;
 pub(crate) use phase::request_id;
 use request::Requests;
-use rows::{GpuTime, Iteration, Layer, Phase, Request, Step, Token, Unmatched};
+use rows::{GpuTime, Hazard, HazardKind, Iteration, Layer, Phase, Request, Step, Token, Unmatched};
 use step::{OpenStep, Program, StepKey};
 use tables::LedgerRow;
 
@@ -131,6 +134,8 @@ pub struct Output {
     /// In order of their step.
     pub layers: Vec<Layer>,
     pub phases: Vec<Phase>,
+    /// The first of each kind; the ledger has how many there are.
+    pub hazards: Vec<Hazard>,
 }
 
 /// What the timeline needs to know of a probe point.
@@ -166,6 +171,7 @@ pub struct Timeline<C = NoClock> {
     phases: Phases,
     engines: Engines,
     shapes: Shapes,
+    hazards: Hazards,
     counts: Counts,
     out: Output,
 }
@@ -195,6 +201,7 @@ impl<C: Clock> Timeline<C> {
             phases: Phases::default(),
             engines: Engines::default(),
             shapes: Shapes::default(),
+            hazards: Hazards::default(),
             counts: Counts::default(),
             out: Output::default(),
         }
@@ -260,7 +267,7 @@ impl<C: Clock> Timeline<C> {
     /// The rows that became final since the last call.
     #[must_use]
     pub fn drain(&mut self) -> Output {
-        std::mem::take(&mut self.out)
+        Output { hazards: self.hazards.take(), ..std::mem::take(&mut self.out) }
     }
 
     /// How many things of a kind could not be joined so far, over all processes.
@@ -269,10 +276,10 @@ impl<C: Clock> Timeline<C> {
         self.counts.total(kind)
     }
 
-    /// What could not be joined, per process and kind.
+    /// What could not be joined, and hazards, per process and kind.
     #[must_use]
     pub fn ledger(&self) -> Vec<LedgerRow> {
-        self.counts.ledger()
+        self.counts.ledger().into_iter().chain(self.hazards.ledger()).collect()
     }
 
     /// The first few cases of each kind of unmatched thing.
@@ -302,7 +309,19 @@ impl<C: Clock> Timeline<C> {
 
     /// Whether calls of the point are joined. A point that is not yet defined may turn out to be a step.
     fn wants(&self, point: u32) -> bool {
-        self.points.get(&point).is_none_or(|info| matches!(info.role, Role::Step | Role::Wait))
+        self.points.get(&point).is_none_or(|info| {
+            matches!(
+                info.role,
+                Role::Step
+                    | Role::Wait
+                    | Role::GraphLaunch
+                    | Role::Sync
+                    | Role::CaptureBegin
+                    | Role::CaptureEnd
+                    | Role::StreamEnd
+                    | Role::ContextEnd
+            )
+        })
     }
 
     fn process(&mut self, input: Input) {
@@ -315,7 +334,8 @@ impl<C: Clock> Timeline<C> {
                         self.step_call(&call, stream_arg);
                     }
                     Some((Role::Wait, stream_arg)) => self.wait_call(&call, stream_arg),
-                    _ => {}
+                    Some((role, stream_arg)) => self.stream_call(&call, role, stream_arg),
+                    None => {}
                 }
             }
             Input::Mark(event) => self.mark(event.origin, event.mark),
@@ -328,6 +348,7 @@ impl<C: Clock> Timeline<C> {
                 self.forget_thread(origin.process, origin.tid);
                 if origin.tid == origin.process.tgid {
                     self.exchanges.wakes.forget(origin.process);
+                    self.hazards.context_ended(origin.process);
                     let due = origin.time_ns.saturating_add(self.config.linger_ns);
                     self.requests.process_exited(origin.process, due);
                 }
@@ -386,6 +407,15 @@ impl<C: Clock> Timeline<C> {
             self.evict_exchange();
         }
     }
+}
+
+/// Whether the timeline tells of a line of the ledger, so that deriving anew replaces it.
+#[must_use]
+pub fn is_own_line(name: &str) -> bool {
+    Unmatched::ALL.iter().any(|kind| kind.name() == name)
+        || HazardKind::ALL.iter().any(|kind| kind.counter() == name)
+        || [hazard::STEPS_CHECKED, hazard::TOKENS_CHECKED].contains(&name)
+        || name.starts_with(GPU_TIMES_OFF)
 }
 
 /// Marks that the timeline joins; of the facts about requests only those that are columns of theirs.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use tracer_abi::mark::{FINISH_CANCELLED, FINISH_ERROR};
 
-use super::iteration::IterationKey;
+use super::iteration::{IterationKey, Waiting};
 use super::pair::Names;
 use super::rows::{Join, Request, Source, Token, Unmatched};
 use super::{Clock, Timeline};
@@ -306,7 +306,7 @@ impl<C: Clock> Timeline<C> {
     pub(super) fn token(&mut self, origin: Origin, mark: mark::Token) {
         self.exchanges.pairs.marks(origin.process);
         let id = self.request_of(origin, mark.request);
-        let mark::Token { choice, index, .. } = mark;
+        let mark::Token { choice, index, stack, .. } = mark;
         let Some(request) = self.requests.open.get_mut(&id) else { return };
         let name = || format!("request {} choice {choice} token {index}", mark.request);
         if request.choices.len() >= MAX_CHOICES && !request.choices.contains_key(&choice) {
@@ -348,7 +348,7 @@ impl<C: Clock> Timeline<C> {
         };
         match generated.map(|generated| generated.place) {
             Some(Place::Open(key)) => match self.iterations.get_mut(&key) {
-                Some(iteration) => iteration.push_token(origin, token),
+                Some(iteration) => iteration.push_token(Waiting { origin, token, stack }),
                 None => self.token_without_step(origin, token, is_old),
             },
             Some(Place::Closed { iteration, step }) => {

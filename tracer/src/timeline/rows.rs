@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::event::{CallEnd, ProcessId};
+use crate::event::{CallEnd, ProcessId, StackId};
 use tracer_abi::mark::Slot;
 
 /// Begin and end of a step on its GPU, on CLOCK_MONOTONIC.
@@ -276,6 +276,64 @@ impl Token {
     pub fn held_ns(&self) -> Option<u64> {
         self.wire_ns?.checked_sub(self.written_ns.unwrap_or(self.delivered_ns))
     }
+}
+
+/// What was not ordered as it must be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum HazardKind {
+    /// Two threads gave one stream a step each, of different requests, and nothing waited in between.
+    SharedStream,
+    /// A step was enqueued while its stream was capturing: it went into a graph, and did not run.
+    CapturedStep,
+    /// A token was delivered before the step that generates it was complete.
+    EarlyOutput,
+}
+
+impl HazardKind {
+    pub const ALL: [Self; 3] = [Self::SharedStream, Self::CapturedStep, Self::EarlyOutput];
+
+    /// Name in tables and reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::SharedStream => "shared_stream",
+            Self::CapturedStep => "captured_step",
+            Self::EarlyOutput => "early_output",
+        }
+    }
+
+    /// Of how many there are, in the ledger.
+    #[must_use]
+    pub const fn counter(self) -> &'static str {
+        match self {
+            Self::SharedStream => "hazard_shared_stream",
+            Self::CapturedStep => "hazard_captured_step",
+            Self::EarlyOutput => "hazard_early_output",
+        }
+    }
+}
+
+/// One case of it: two calls, of which the second should not have been made when it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hazard {
+    pub kind: HazardKind,
+    pub process: ProcessId,
+    /// When the second call was made.
+    pub time_ns: u64,
+    /// [`Step::id`]: the step of the second call; of early output the step that generates the token.
+    pub step: u64,
+    /// The step of the first call, of a shared stream.
+    pub other_step: Option<u64>,
+    /// [`Request::id`] of the (first) request that the second call was for, and of that of the first.
+    pub request: Option<u64>,
+    pub other_request: Option<u64>,
+    pub stream: u64,
+    /// Who made the second call, and where: enqueued the step, or delivered the token.
+    pub tid: u32,
+    pub stack: Option<StackId>,
+    /// Who made the first one, and where: enqueued a step, or began the capture.
+    pub other_tid: u32,
+    pub other_stack: Option<StackId>,
 }
 
 /// A thing that could not be joined, each kind counted separately in the ledger.

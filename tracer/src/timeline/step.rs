@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 
 use tracer_abi::mark::Slot;
 
+use super::hazard::{Enqueued, Final, Ran, Served};
 use super::iteration::{IterationKey, StepEnd};
 use super::layer::{self, PendingLayers};
 use super::phase::Ranges;
@@ -155,7 +156,7 @@ impl<C: Clock> Timeline<C> {
         let inner = self.absorb_inner(call, end_ns);
         let batch = self.take_batch(call).map(|batch| self.join(batch)).or(inner);
         let key = (call.begin_ns, process, call.origin.tid);
-        let stream = stream_arg.and_then(|arg| call.args.get(usize::from(arg))).copied().unwrap_or(0);
+        let stream = argument(call, stream_arg).unwrap_or(0);
         let thread = self.programs.entry(process).or_default().thread(call.origin.tid);
         let unobserved = self.has_waits;
         let (nvtx_request, nvtx_range) = thread.ranges.current();
@@ -170,6 +171,12 @@ impl<C: Clock> Timeline<C> {
         if let Some(old) = too_old.and_then(|old| self.steps.get_mut(&old)) {
             old.unobserved = false;
         }
+        let served = Served {
+            requests: batch.as_ref().map(|joined| joined.batch.requests.clone()).unwrap_or_default(),
+            name: nvtx_request.clone(),
+        };
+        let given_up = self.hazards.enqueued(Enqueued { key, end_ns, stream, stack: call.stack, served });
+        self.given_up(call.origin, given_up);
         let step = OpenStep {
             call: *call,
             end_ns,
@@ -280,10 +287,14 @@ impl<C: Clock> Timeline<C> {
     }
 
     pub(super) fn wait_call(&mut self, call: &Call, stream_arg: Option<u8>) {
-        if call.end != CallEnd::Returned {
-            return;
+        let stream = argument(call, stream_arg);
+        match call.end {
+            CallEnd::Returned if succeeded(call) => self.hazards.waited(call, stream),
+            CallEnd::Returned => {}
+            // When it returns is not seen.
+            CallEnd::EntryOnly => return self.hazards.ordered(&Call { end_ns: call.begin_ns, ..*call }),
+            _ => return,
         }
-        let stream = stream_arg.and_then(|arg| call.args.get(usize::from(arg))).copied();
         let Some(program) = self.programs.get_mut(&call.origin.process) else { return };
         let Some(thread) = program.threads.get_mut(&call.origin.tid) else { return };
         let steps = &mut self.steps;
@@ -293,11 +304,49 @@ impl<C: Clock> Timeline<C> {
                 return true;
             }
             step.observed_end_ns = Some(call.end_ns);
-            // CUDA's functions return 0 when they did what they say.
-            step.observed_by_stream = stream.is_some() && call.ret.cast_signed() as i32 == 0;
+            step.observed_by_stream = stream.is_some() && succeeded(call);
             step.unobserved = false;
             false
         });
+    }
+
+    /// A call that orders streams, or decides what a step on one means.
+    pub(super) fn stream_call(&mut self, call: &Call, role: Role, stream_arg: Option<u8>) {
+        if call.end != CallEnd::Returned {
+            return;
+        }
+        let process = call.origin.process;
+        let given_up = match (role, argument(call, stream_arg)) {
+            // Whatever it says, the capture is over.
+            (Role::CaptureEnd, Some(stream)) => {
+                self.hazards.capture_ended(call, stream);
+                0
+            }
+            _ if !succeeded(call) => 0,
+            (Role::CaptureBegin, Some(stream)) => self.hazards.capture_began(call, stream),
+            (Role::StreamEnd, Some(stream)) => {
+                self.hazards.stream_ended(process, stream);
+                0
+            }
+            (Role::ContextEnd, _) => {
+                self.hazards.context_ended(process);
+                0
+            }
+            (Role::GraphLaunch, _) => {
+                self.hazards.launched(call);
+                0
+            }
+            (Role::Sync, _) => {
+                self.hazards.ordered(call);
+                0
+            }
+            _ => 0,
+        };
+        self.given_up(call.origin, given_up);
+    }
+
+    fn given_up(&mut self, origin: Origin, count: u64) {
+        self.counts.add(Unmatched::Evicted, origin, count, || "streams and hazards".to_owned());
     }
 
     pub(super) fn gpu_span(&mut self, origin: Origin, span: GpuSpan) {
@@ -420,11 +469,21 @@ impl<C: Clock> Timeline<C> {
         }
         let id = self.next_step;
         self.next_step += 1;
+        let done = Final { id, is_timed: step.span.is_some(), gpu };
+        let incomplete_until_ns = self.hazards.released(key, step.stream, done);
         let (batch_id, iteration, rank, slots) = match step.batch {
             Some(JoinedBatch { batch, iteration_key, iteration }) => {
                 let end_ns = gpu.map(|gpu| gpu.end_ns).or(step.observed_end_ns).unwrap_or(step.end_ns);
                 if let Some(open) = self.iterations.get_mut(&iteration_key) {
-                    open.step_released(StepEnd { id, rank: batch.rank, begin_ns: key.0, end_ns });
+                    let ran = Ran {
+                        step: id,
+                        process: origin.process,
+                        stream: step.stream,
+                        tid: origin.tid,
+                        stack: step.call.stack,
+                        incomplete_until_ns,
+                    };
+                    open.step_released(StepEnd { id, rank: batch.rank, begin_ns: key.0, end_ns, ran });
                 }
                 (Some(batch.batch_id), Some(iteration), batch.rank, batch.slots)
             }
@@ -463,6 +522,16 @@ impl<C: Clock> Timeline<C> {
         self.exchanges.steps.add(&row, step.call.args[0]);
         self.out.steps.push(row);
     }
+}
+
+/// An argument of a call.
+fn argument(call: &Call, index: Option<u8>) -> Option<u64> {
+    index.and_then(|index| call.args.get(usize::from(index))).copied()
+}
+
+/// CUDA's functions return 0 when they did what they say.
+fn succeeded(call: &Call) -> bool {
+    call.ret.cast_signed() as i32 == 0
 }
 
 impl PendingBatch {

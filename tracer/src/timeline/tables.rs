@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use super::DriverEvent;
 use super::budget::Budget;
-use super::rows::{Iteration, Layer, Phase, Request, Source, Step, Token};
+use super::rows::{Hazard, Iteration, Layer, Phase, Request, Source, Step, Token};
 use crate::clock::{ClockQuality, WallClock};
 use crate::event::{EngineFile, GpuProcess, GpuSample, HttpEnd, HttpWire, Point, ProcessId, Xid};
 
@@ -20,6 +20,8 @@ pub struct Tables {
     pub budgets: Vec<Budget>,
     pub layers: Vec<Layer>,
     pub phases: Vec<Phase>,
+    /// The first of each kind.
+    pub hazards: Vec<Hazard>,
     pub engine_files: Vec<EngineFile>,
     pub points: Vec<Point>,
     pub http_wires: Vec<HttpWire>,

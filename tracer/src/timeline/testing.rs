@@ -94,6 +94,7 @@ pub(crate) fn call(point: u32, tid: u32, begin_ns: u64, end_ns: u64, args: [u64;
         sp: 0,
         args: [args[0], args[1], 0, 0, 0, 0],
         ret: 1,
+        stack: None,
     })
 }
 
@@ -111,7 +112,7 @@ pub(crate) fn end(tid: u32, time_ns: u64, request: u64, output_tokens: u32, fini
 }
 
 pub(crate) fn token(tid: u32, time_ns: u64, request: u64, index: u32) -> Event {
-    mark(tid, time_ns, Mark::Token(Token { request, choice: 0, index }))
+    mark(tid, time_ns, Mark::Token(Token { request, choice: 0, index, stack: None }))
 }
 
 pub(crate) fn slot(request: u64, generation_step: u32) -> Slot {

@@ -61,11 +61,14 @@ macro_rules! exports {
 macro_rules! prologue {
     ($body:path) => {
         std::arch::naked_asm!(
+            // As the real ones, they can be unwound from.
+            ".cfi_startproc",
             "cmp dword ptr [rip + {gate}], {open}",
             "je 2f",
             "jmp qword ptr [rip + {detour}]",
             "2:",
             "jmp {body}",
+            ".cfi_endproc",
             gate = sym $crate::export::GATE,
             open = const $crate::export::GATE_OPEN,
             detour = sym $crate::export::DETOUR,

@@ -9,8 +9,9 @@ use std::thread::JoinHandle;
 use anyhow::{Context as _, bail};
 use tracer_marks::{SLOT_NO_TOKEN, Slot};
 
+use crate::bug::{Bug, Bugs, Order};
 use crate::clock::{gettid, now_ns};
-use crate::gpu::{Engine, Gpu};
+use crate::gpu::{Engine, Gpu, Stream};
 use crate::options::{Cause, Serve};
 use crate::random::chance;
 use crate::scheduler::{Scheduler, Step};
@@ -75,8 +76,8 @@ impl Intake {
 }
 
 /// What the ranks do together.
-#[derive(Debug)]
-struct Iteration {
+#[derive(Clone, Debug)]
+pub(crate) struct Iteration {
     batch_id: u64,
     slots: Vec<Slot>,
     gpu_ns: u64,
@@ -101,11 +102,18 @@ impl Iteration {
     }
 }
 
+/// Begin and end of a call of `enqueueV3`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Enqueued {
+    begin_ns: u64,
+    end_ns: u64,
+}
+
 /// One rank's thread.
-struct Rank {
+pub(crate) struct Rank {
     rank: u32,
     tid: i32,
-    engine: Engine,
+    pub(crate) engine: Engine,
     options: Arc<Serve>,
     truth: Truth,
 }
@@ -116,10 +124,32 @@ impl Rank {
         Ok(Self { rank, tid: gettid(), engine: gpu.engine()?, options, truth })
     }
 
+    /// Rank 0 once more, with a context of its own on a stream that another thread has.
+    pub(crate) fn on(gpu: &Gpu, stream: Stream, options: &Arc<Serve>, truth: &Truth) -> anyhow::Result<Self> {
+        let (options, truth) = (Arc::clone(options), truth.clone());
+        Ok(Self { rank: 0, tid: gettid(), engine: gpu.engine_on(stream)?, options, truth })
+    }
+
     /// Runs this rank's step of an iteration.
     fn run(&self, iteration: &Iteration) -> anyhow::Result<()> {
+        let enqueued = self.enqueue(iteration)?;
+        self.finish(iteration, enqueued)
+    }
+
+    /// Whether the kernels of its step stall.
+    fn stalls(&self, iteration: &Iteration) -> bool {
+        iteration.gpu_stall && self.rank == self.options.ranks - 1
+    }
+
+    fn is_marked(&self, batch_id: u64) -> bool {
+        let withheld = chance(self.options.seed, &[BATCHES, batch_id, self.rank.into()]) * 100.0;
+        !self.options.no_marks && withheld >= self.options.withhold_batches
+    }
+
+    /// Marks and enqueues this rank's step.
+    pub(crate) fn enqueue(&self, iteration: &Iteration) -> anyhow::Result<Enqueued> {
         let &Iteration { batch_id, gpu_ns, host_ns, .. } = iteration;
-        let stalls = iteration.gpu_stall && self.rank == self.options.ranks - 1;
+        let stalls = self.stalls(iteration);
         // Ranks are never equally fast.
         let skew = chance(self.options.seed, &[RANKS, batch_id, self.rank.into()]) * 0.05;
         let gpu_ns = gpu_ns + (gpu_ns as f64 * skew) as u64 + if stalls { GPU_NS } else { 0 };
@@ -127,14 +157,18 @@ impl Rank {
         // Rows as long as the longest.
         let longest = iteration.slots.iter().map(|slot| slot.tokens).max().unwrap_or(0);
         self.engine.set_input_shape(c"input_ids", &[iteration.slots.len() as i64, longest.into()]);
-        let withheld = chance(self.options.seed, &[BATCHES, batch_id, self.rank.into()]) * 100.0;
-        let marked = !self.options.no_marks && withheld >= self.options.withhold_batches;
-        if marked {
+        if self.is_marked(batch_id) {
             tracer_marks::batch(batch_id, self.rank, &iteration.slots);
         }
-        let enqueue_begin_ns = now_ns();
+        let begin_ns = now_ns();
         self.engine.enqueue()?;
-        let enqueue_end_ns = now_ns();
+        Ok(Enqueued { begin_ns, end_ns: now_ns() })
+    }
+
+    /// Waits until the step is done.
+    pub(crate) fn finish(&self, iteration: &Iteration, enqueued: Enqueued) -> anyhow::Result<()> {
+        let batch_id = iteration.batch_id;
+        let Enqueued { begin_ns: enqueue_begin_ns, end_ns: enqueue_end_ns } = enqueued;
         self.engine.synchronize()?;
         let sync_end_ns = now_ns();
         self.truth.push(|| Record::Step {
@@ -144,7 +178,7 @@ impl Rank {
             enqueue_begin_ns,
             enqueue_end_ns,
             sync_end_ns,
-            marked,
+            marked: self.is_marked(batch_id),
             slots: iteration
                 .slots
                 .iter()
@@ -157,7 +191,7 @@ impl Rank {
                 .map(|s| s.request)
                 .collect(),
         });
-        if stalls {
+        if self.stalls(iteration) {
             let (begin_ns, end_ns) = (enqueue_begin_ns, sync_end_ns);
             self.truth.push(|| Record::Stall {
                 cause: "gpu",
@@ -185,7 +219,7 @@ impl Follower {
     fn start(rank: u32, gpu: &Gpu, options: &Arc<Serve>, truth: &Truth) -> anyhow::Result<Self> {
         let ((iterations, todo), (done, result)) = (channel::<Arc<Iteration>>(), channel());
         let (gpu, options, truth) = (gpu.clone(), Arc::clone(options), truth.clone());
-        spawn(rank, move || match Rank::new(rank, &gpu, &options, &truth) {
+        spawn(format!("engine-{rank}"), move || match Rank::new(rank, &gpu, &options, &truth) {
             Ok(rank) => {
                 _ = done.send(Ok(()));
                 for iteration in todo {
@@ -204,14 +238,11 @@ impl Follower {
     }
 }
 
-fn spawn<T: Send + 'static>(
-    rank: u32,
+pub(crate) fn spawn<T: Send + 'static>(
+    name: String,
     run: impl FnOnce() -> T + Send + 'static,
 ) -> anyhow::Result<JoinHandle<T>> {
-    std::thread::Builder::new()
-        .name(format!("engine-{rank}"))
-        .spawn(run)
-        .context("cannot start an engine thread")
+    std::thread::Builder::new().name(name).spawn(run).context("cannot start an engine thread")
 }
 
 /// Starts the engine; returns once all its ranks are ready. Its thread ends with `Intake::stop`, or an error.
@@ -223,7 +254,7 @@ pub(crate) fn start(
     failed: impl FnOnce() + Send + 'static,
 ) -> anyhow::Result<JoinHandle<anyhow::Result<()>>> {
     let (ready, is_ready) = channel();
-    let thread = spawn(0, move || {
+    let thread = spawn("engine-0".to_owned(), move || {
         let leader = Leader::new(&gpu, &options, &truth)?;
         _ = ready.send(());
         let result = leader.run(&intake);
@@ -247,12 +278,15 @@ struct Leader {
     followers: Vec<Follower>,
     scheduler: Scheduler<Arc<Job>>,
     stalls: Stalls,
+    bugs: Bugs,
 }
 
 impl Leader {
     fn new(gpu: &Gpu, options: &Arc<Serve>, truth: &Truth) -> anyhow::Result<Self> {
+        let rank = Rank::new(0, gpu, options, truth)?;
         Ok(Self {
-            rank: Rank::new(0, gpu, options, truth)?,
+            bugs: Bugs::new(gpu, rank.engine.stream(), options, truth)?,
+            rank,
             followers: (1..options.ranks)
                 .map(|rank| Follower::start(rank, gpu, options, truth))
                 .collect::<anyhow::Result<_>>()?,
@@ -276,13 +310,43 @@ impl Leader {
                 self.load()?;
             }
             batch_id += 1;
-            self.iterate(batch_id, &step)?;
-            intake.steps.fetch_add(1, Ordering::Relaxed);
-            for token in self.scheduler.complete(&step) {
-                // A request whose client has gone has no receiver.
-                _ = token.job.tokens.send(Token { index: token.index, last: token.last });
+            if self.bugs.due(Bug::SharedStream, batch_id, step.slots.len()) {
+                self.share_stream(batch_id, &step)?;
+                // It has two batches.
+                batch_id += 1;
+            } else {
+                self.iterate(batch_id, &step)?;
             }
+            intake.steps.fetch_add(1, Ordering::Relaxed);
         }
+        Ok(())
+    }
+
+    /// Hands the tokens of a step out.
+    fn deliver(&mut self, step: &Step) {
+        for token in self.scheduler.complete(step) {
+            // A request whose client has gone has no receiver.
+            _ = token.job.tokens.send(Token { index: token.index, last: token.last });
+        }
+    }
+
+    fn log_bug(&self, bug: Bug, batch_id: u64, other_batch_id: Option<u64>) {
+        self.rank.truth.push(|| Record::Bug { bug, batch_id, other_batch_id });
+    }
+
+    /// [`Bug::SharedStream`]: half of the batch on this thread, the other half on another one, both on one stream, and
+    /// nobody waits in between.
+    #[inline(never)]
+    fn share_stream(&mut self, batch_id: u64, step: &Step) -> anyhow::Result<()> {
+        let mut mine = Iteration::new(batch_id, step, &self.rank.options);
+        mine.gpu_ns /= 2;
+        let slots = mine.slots.split_off(mine.slots.len() / 2);
+        let other = Iteration { batch_id: batch_id + 1, slots, ..mine.clone() };
+        self.log_bug(Bug::SharedStream, batch_id, Some(other.batch_id));
+        let enqueued = self.rank.enqueue(&mine)?;
+        self.bugs.other(Order::Step(Arc::new(other)))?;
+        self.rank.finish(&mine, enqueued)?;
+        self.deliver(step);
         Ok(())
     }
 
@@ -296,7 +360,7 @@ impl Leader {
     }
 
     /// Runs an iteration on all ranks.
-    fn iterate(&self, batch_id: u64, step: &Step) -> anyhow::Result<()> {
+    fn iterate(&mut self, batch_id: u64, step: &Step) -> anyhow::Result<()> {
         let mut iteration = Iteration::new(batch_id, step, &self.rank.options);
         iteration.gpu_stall = self.stalls.due(Cause::Gpu, batch_id);
         let log = |cause, (begin_ns, end_ns)| {
@@ -317,7 +381,26 @@ impl Leader {
         for follower in &self.followers {
             follower.iterations.send(Arc::clone(&iteration)).context("the thread of a rank ended")?;
         }
-        self.rank.run(&iteration)?;
-        self.followers.iter().try_for_each(Follower::wait)
+        let captured = self.bugs.due(Bug::Capture, batch_id, step.slots.len());
+        if captured {
+            self.log_bug(Bug::Capture, batch_id, None);
+            self.bugs.other(Order::BeginCapture)?;
+        }
+        let enqueued = self.rank.enqueue(&iteration)?;
+        if captured {
+            self.bugs.other(Order::EndCapture)?;
+        }
+        let early = self.bugs.due(Bug::EarlyOutput, batch_id, step.slots.len());
+        if early {
+            self.log_bug(Bug::EarlyOutput, batch_id, None);
+            self.deliver(step);
+        }
+        self.rank.finish(&iteration, enqueued)?;
+        self.followers.iter().try_for_each(Follower::wait)?;
+        drop(taken);
+        if !early {
+            self.deliver(step);
+        }
+        Ok(())
     }
 }

@@ -19,6 +19,9 @@ struct Libraries {
     set_current_context: unsafe extern "C" fn(Pointer) -> c_int,
     create_stream: unsafe extern "C" fn(*mut Pointer, c_uint) -> c_int,
     synchronize_stream: unsafe extern "C" fn(Pointer) -> c_int,
+    begin_capture: unsafe extern "C" fn(Pointer, c_int) -> c_int,
+    end_capture: unsafe extern "C" fn(Pointer, *mut Pointer) -> c_int,
+    destroy_graph: unsafe extern "C" fn(Pointer) -> c_int,
     create_engine: unsafe extern "C" fn() -> Pointer,
     set_step: unsafe extern "C" fn(Pointer, u64, u32, u64),
     set_input_shape: unsafe extern "C" fn(Pointer, *const c_char, *const i64, i32) -> bool,
@@ -81,6 +84,17 @@ impl Gpu {
                 synchronize_stream: std::mem::transmute::<Pointer, unsafe extern "C" fn(Pointer) -> c_int>(
                     find(cuda, c"cuStreamSynchronize")?,
                 ),
+                begin_capture: std::mem::transmute::<Pointer, unsafe extern "C" fn(Pointer, c_int) -> c_int>(
+                    find(cuda, c"cuStreamBeginCapture_v2")?,
+                ),
+                end_capture: std::mem::transmute::<
+                    Pointer,
+                    unsafe extern "C" fn(Pointer, *mut Pointer) -> c_int,
+                >(find(cuda, c"cuStreamEndCapture")?),
+                destroy_graph: std::mem::transmute::<Pointer, unsafe extern "C" fn(Pointer) -> c_int>(find(
+                    cuda,
+                    c"cuGraphDestroy",
+                )?),
                 create_engine: std::mem::transmute::<Pointer, unsafe extern "C" fn() -> Pointer>(find(
                     nvinfer,
                     c"standin_create_context",
@@ -106,18 +120,32 @@ impl Gpu {
 
     /// An engine for the calling thread, with a stream of its own.
     pub(crate) fn engine(&self) -> anyhow::Result<Engine> {
-        let libraries = Arc::clone(&self.libraries);
+        self.make_current()?;
         let mut stream = null_mut();
-        // SAFETY: the context was retained and is never released.
-        check(unsafe { (libraries.set_current_context)(self.context as Pointer) }, "cuCtxSetCurrent")?;
         // SAFETY: `stream` is valid; flag 1 is CU_STREAM_NON_BLOCKING.
-        check(unsafe { (libraries.create_stream)(&raw mut stream, 1) }, "cuStreamCreate")?;
+        check(unsafe { (self.libraries.create_stream)(&raw mut stream, 1) }, "cuStreamCreate")?;
+        self.engine_on(Stream(stream as usize))
+    }
+
+    fn make_current(&self) -> anyhow::Result<()> {
+        // SAFETY: the context was retained and is never released.
+        check(unsafe { (self.libraries.set_current_context)(self.context as Pointer) }, "cuCtxSetCurrent")
+    }
+
+    /// An engine for the calling thread, on a stream that another one has.
+    pub(crate) fn engine_on(&self, Stream(stream): Stream) -> anyhow::Result<Engine> {
+        self.make_current()?;
+        let (libraries, stream) = (Arc::clone(&self.libraries), stream as Pointer);
         // SAFETY: a context is current.
         let context = unsafe { (libraries.create_engine)() };
         ensure!(!context.is_null(), "libnvinfer cannot create an execution context");
         Ok(Engine { libraries, context, stream })
     }
 }
+
+/// CUstream, as a number; never destroyed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stream(usize);
 
 /// An execution context and its stream; stays on the thread that made it.
 #[derive(Debug)]
@@ -154,6 +182,29 @@ impl Engine {
         };
         ensure!(enqueued, "enqueueV3 failed");
         Ok(())
+    }
+
+    /// Its stream.
+    pub(crate) fn stream(&self) -> Stream {
+        Stream(self.stream as usize)
+    }
+
+    /// What the stream is given from here on becomes a graph.
+    pub(crate) fn begin_capture(&self) -> anyhow::Result<()> {
+        /// CU_STREAM_CAPTURE_MODE_RELAXED
+        const RELAXED: c_int = 2;
+        // SAFETY: the stream is the engine's.
+        check(unsafe { (self.libraries.begin_capture)(self.stream, RELAXED) }, "cuStreamBeginCapture")
+    }
+
+    /// Ends that, and throws the graph away.
+    pub(crate) fn end_capture(&self) -> anyhow::Result<()> {
+        let mut graph = null_mut();
+        // SAFETY: the stream is the engine's, `graph` is valid.
+        let ended = unsafe { (self.libraries.end_capture)(self.stream, &raw mut graph) };
+        check(ended, "cuStreamEndCapture")?;
+        // SAFETY: the graph is the one above.
+        check(unsafe { (self.libraries.destroy_graph)(graph) }, "cuGraphDestroy")
     }
 
     /// Waits until everything on the stream is done.

@@ -5,6 +5,7 @@
 //! running ones together, through `enqueueV3` of the libnvinfer that the loader finds. `standin-server load` is a load
 //! generator for it.
 
+mod bug;
 mod clock;
 mod connection;
 mod engine;

@@ -5,6 +5,8 @@ use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::bug::Bug;
+
 /// A small OpenAI-compatible streaming server on a simulated GPU.
 ///
 /// Needs the stand-in libcuda.so.1 and libnvinfer.so.10 on LD_LIBRARY_PATH. Prints "listening on ADDRESS" once it takes
@@ -63,6 +65,9 @@ pub(crate) struct Serve {
     /// another thread holds for 25 ms) or cpu (threads that take the engine thread's CPU for 40 ms). Repeatable
     #[arg(long, value_name = "STALL")]
     pub(crate) stall: Vec<Stall>,
+    /// Do something wrong in every 5th iteration that has several requests, for a tracer to find (with one rank)
+    #[arg(long, value_name = "BUG")]
+    pub(crate) bug: Option<Bug>,
     /// Write what happens, as JSON lines
     #[arg(long, value_name = "FILE")]
     pub(crate) truth: Option<PathBuf>,

@@ -138,6 +138,10 @@ pub(crate) fn run(options: Serve) -> anyhow::Result<()> {
         // SAFETY: no other thread runs yet.
         unsafe { std::env::set_var("STANDIN_CUDA_ZERO", "1") };
     }
+    anyhow::ensure!(
+        options.bug.is_none() || options.ranks == 1,
+        "--bug is for a server of one rank: leave --ranks out"
+    );
     let mut signals = catch_signals()?;
     let gpu = Gpu::new()?;
     let truth = Truth::create(options.truth.as_deref())?;

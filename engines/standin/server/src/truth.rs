@@ -13,6 +13,8 @@ use std::time::Duration;
 use anyhow::Context as _;
 use serde::Serialize;
 
+use crate::bug::Bug;
+
 const PERIOD: Duration = Duration::from_millis(50);
 
 /// One line.
@@ -56,6 +58,13 @@ pub(crate) enum Record {
         marked: bool,
         slots: Vec<(u64, u32, u8)>,
         no_token: Vec<u64>,
+    },
+    /// Something was done wrong with a step; `other_batch_id`: and with this one.
+    Bug {
+        bug: Bug,
+        batch_id: u64,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        other_batch_id: Option<u64>,
     },
     /// Something held a step up, or, for cause `client`, the answer to a request (`key`).
     Stall {

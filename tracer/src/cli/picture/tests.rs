@@ -79,6 +79,7 @@ fn step(time_ns: u64, index: u32) -> Vec<Event> {
         sp: 0,
         args: [0; 6],
         ret: 1,
+        stack: None,
     };
     // Between two steps the thread sleeps 1 ms, and then waits 200 µs for a CPU; a thread of no name wakes it.
     let sleep = Sched {
@@ -95,7 +96,10 @@ fn step(time_ns: u64, index: u32) -> Vec<Event> {
     };
     let mut events = vec![mark(time_ns, Mark::Batch(batch)), Event::Sample(sample), Event::Call(call)];
     events.extend((0..REQUESTS).map(|request| {
-        mark(time_ns + 200_000 + request * 1_000, Mark::Token(Token { request, choice: 0, index }))
+        mark(
+            time_ns + 200_000 + request * 1_000,
+            Mark::Token(Token { request, choice: 0, index, stack: None }),
+        )
     }));
     events.push(Event::Sched(sleep));
     events

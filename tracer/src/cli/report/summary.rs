@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use serde::Serialize;
 
 use super::engine::Engines;
+use super::hazards::Hazards;
 use super::layers::{self, Layers, PhaseLine};
 use super::{gpu::Gpus, sockets::Sockets, why::Why};
 
@@ -28,6 +29,8 @@ const DOUBT: f64 = 0.1;
 pub(crate) struct Summary {
     pub(crate) schema: &'static str,
     pub(crate) recording: Recording,
+    /// Work that was not ordered as it must be; `null`: none was found.
+    pub(crate) hazards: Option<Hazards>,
     /// Slow tokens against usual ones: gaps, then first tokens.
     pub(crate) why_slow: Vec<Why>,
     pub(crate) gpu_times: GpuTimes,
@@ -200,6 +203,7 @@ impl Summary {
         Self {
             schema: "tracer.report/1",
             recording: Recording::new(&tables.meta),
+            hazards: Hazards::new(tables),
             why_slow: Why::all(tables, slow_ns),
             latencies: Latency::ALL.into_iter().map(row).collect(),
             gpu_times,

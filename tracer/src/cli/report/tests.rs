@@ -184,3 +184,47 @@ fn what_sockets_tell_and_what_was_not_read_on_them() {
     }
     assert!(!text.contains("compressed"), "{text}");
 }
+
+#[test]
+fn hazards_come_first_and_only_if_there_are_some() {
+    use crate::timeline::rows::{Hazard, HazardKind};
+    let mut tables = tables();
+    assert!(!page(&tables).contains("\nHazards\n"));
+    let process = ProcessId { tgid: 10, start_ticks: 77 };
+    let hazard = Hazard {
+        kind: HazardKind::SharedStream,
+        process,
+        time_ns: tables.meta.started_ns + 1_000_000,
+        step: 7,
+        other_step: Some(6),
+        request: Some(1),
+        other_request: Some(999),
+        stream: 0x7f00,
+        tid: 101,
+        stack: None,
+        other_tid: 100,
+        other_stack: None,
+    };
+    tables.hazards = vec![hazard; 3];
+    let mut count = |name: &str, count| {
+        tables.ledger.push(LedgerRow { process: Some(process), name: name.into(), count, loss: false });
+    };
+    count(HazardKind::SharedStream.counter(), 1_500);
+    count(crate::timeline::hazard::STEPS_CHECKED, 9_000);
+    let mut summary = Summary::new(&tables, 0, None);
+    summary.hazards.as_mut().unwrap().name(&Stacks::default());
+    let text = text(&summary, Style::default());
+    println!("{text}");
+    assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
+    for part in [
+        "1 500  shared_stream: two threads gave one stream",
+        "3 ×, first at +0.001 s, stream 0x7f00: step #7 of req-1 after step #6 of #999",
+        "step #7 of req-1: thread 101, in",
+        "[no stack]",
+        "9 000 of them against the step before",
+    ] {
+        assert!(text.contains(part), "{part}\n{text}");
+    }
+    assert!(text.find("\nHazards\n") < text.find("\nLatency\n"), "{text}");
+    assert!(!text.contains("records were lost"));
+}

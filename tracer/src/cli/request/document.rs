@@ -51,6 +51,8 @@ struct RequestDocument<'a> {
     tpot_ns: Option<f64>,
     engines: Vec<EngineDocument<'a>>,
     phases: Vec<PhaseDocument<'a>>,
+    /// Those of the first of each kind in the capture that concern it.
+    hazards: Vec<HazardDocument>,
     tokens: Vec<TokenDocument>,
 }
 
@@ -72,6 +74,18 @@ struct PhaseDocument<'a> {
     /// CLOCK_MONOTONIC.
     begin_ns: u64,
     end_ns: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct HazardDocument {
+    kind: &'static str,
+    /// CLOCK_MONOTONIC.
+    time_ns: u64,
+    step: u64,
+    other_step: Option<u64>,
+    stream: u64,
+    tid: u32,
+    other_tid: u32,
 }
 
 #[derive(Serialize)]
@@ -192,6 +206,19 @@ impl<'a> RequestDocument<'a> {
                     is_mark: phase.is_mark,
                     begin_ns: phase.begin_ns,
                     end_ns: phase.end_ns,
+                })
+                .collect(),
+            hazards: life
+                .hazards
+                .iter()
+                .map(|hazard| HazardDocument {
+                    kind: hazard.kind.name(),
+                    time_ns: hazard.time_ns,
+                    step: hazard.step,
+                    other_step: hazard.other_step,
+                    stream: hazard.stream,
+                    tid: hazard.tid,
+                    other_tid: hazard.other_tid,
                 })
                 .collect(),
             tokens: life.tokens.iter().map(|piece| TokenDocument::new(piece, wall)).collect(),

@@ -121,7 +121,7 @@ fn batch(body: &[u8]) -> Result<Batch, MarkError> {
 
 fn token(body: &[u8]) -> Result<Token, MarkError> {
     let raw: abi::Token = fixed(body)?;
-    Ok(Token { request: raw.request, choice: raw.choice, index: raw.index })
+    Ok(Token { request: raw.request, choice: raw.choice, index: raw.index, stack: None })
 }
 
 fn phase(body: &[u8]) -> Result<Phase, MarkError> {

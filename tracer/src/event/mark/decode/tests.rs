@@ -271,7 +271,7 @@ fn request_mark() -> impl Strategy<Value = Mark> {
         Mark::RequestEnd(RequestEnd { request, output_tokens: n[0], finish_reason: n[1] })
     });
     let token = (any::<u64>(), any::<[u32; 2]>())
-        .prop_map(|(request, n)| Mark::Token(Token { request, choice: n[0], index: n[1] }));
+        .prop_map(|(request, n)| Mark::Token(Token { request, choice: n[0], index: n[1], stack: None }));
     let phase = (any::<u64>(), any::<bool>(), name())
         .prop_map(|(request, begins, name)| Mark::Phase(Phase { request, begins, name }));
     let value =
@@ -484,7 +484,7 @@ fn payloads_of_nvtx_are_text() {
 
 #[test]
 fn refusals_name_their_reason() {
-    let mut bytes = encode(&Mark::Token(Token { request: 1, choice: 0, index: 2 }));
+    let mut bytes = encode(&Mark::Token(Token { request: 1, choice: 0, index: 2, stack: None }));
     bytes[2] = 99;
     assert_eq!(Mark::decode(&bytes), Err(MarkError::UnknownKind(99)));
     bytes[0] = 0;
