@@ -21,6 +21,7 @@ mod placement;
 mod python;
 mod sched;
 mod servers;
+mod shares;
 mod sockets;
 mod stacks;
 mod targets;
@@ -71,6 +72,7 @@ fn trials() -> Vec<Trial> {
         inject::TESTS,
         layers::TESTS,
         hazards::TESTS,
+        shares::TESTS,
         faults::TESTS,
         nvml::TESTS,
         placement::TESTS,

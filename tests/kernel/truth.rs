@@ -53,6 +53,7 @@ pub(crate) enum Truth {
         sync_end_ns: u64,
         marked: bool,
         slots: Vec<(u64, u32, u8)>,
+        tokens: Vec<u32>,
         #[serde(default)]
         no_token: Vec<u64>,
     },
@@ -225,7 +226,7 @@ impl Run {
     }
 
     /// Request ids, and every token and request, none invented.
-    fn check_requests(&self) -> Result<()> {
+    pub(crate) fn check_requests(&self) -> Result<()> {
         let mut requests = 0;
         for line in &self.truth {
             let Truth::Request { key, id, tenant_id, model, model_version, received_ns, output_tokens } =
@@ -378,7 +379,7 @@ fn every_token_and_step() -> Result<()> {
 }
 
 /// Each token is on the iteration whose batch generated it; each step has its true slots and times.
-fn check_batches(run: &Run) -> Result<()> {
+pub(crate) fn check_batches(run: &Run) -> Result<()> {
     let iterations: HashMap<u64, u64> =
         run.tables.iterations.iter().map(|iteration| (iteration.id, iteration.batch_id)).collect();
     let keys: HashMap<u64, u64> =

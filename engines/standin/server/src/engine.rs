@@ -184,6 +184,7 @@ impl Rank {
                 .iter()
                 .map(|slot| (slot.request, slot.generation_step, slot.phase))
                 .collect(),
+            tokens: iteration.slots.iter().map(|slot| slot.tokens).collect(),
             no_token: iteration
                 .slots
                 .iter()

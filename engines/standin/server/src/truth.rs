@@ -46,8 +46,8 @@ pub(crate) enum Record {
         written_ns: u64,
         marked: bool,
     },
-    /// A rank ran its step of an iteration. Slots are (request key, generation step, phase); those of `no_token` are the
-    /// requests that it gave no token to.
+    /// A rank ran its step of an iteration. Slots are (request key, generation step, phase), `tokens` what it
+    /// processed for each; those of `no_token` are the requests that it gave no token to.
     Step {
         batch_id: u64,
         rank: u32,
@@ -57,6 +57,7 @@ pub(crate) enum Record {
         sync_end_ns: u64,
         marked: bool,
         slots: Vec<(u64, u32, u8)>,
+        tokens: Vec<u32>,
         no_token: Vec<u64>,
     },
     /// Something was done wrong with a step; `other_batch_id`: and with this one.
