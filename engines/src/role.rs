@@ -30,6 +30,12 @@ pub enum Role {
     Open,
     /// Sets the shape of an engine's input.
     Shape,
+    /// Asks an execution context for the shape of a tensor.
+    AskedShape,
+    /// Asks an engine for the data type of a tensor.
+    DataType,
+    /// Makes an execution context of an engine.
+    CreatesContext,
     /// A function of NVTX.
     Nvtx,
     /// Anything else worth recording.
@@ -56,6 +62,9 @@ impl Role {
             Self::Mark => "mark",
             Self::Open => "open",
             Self::Shape => "shape",
+            Self::AskedShape => "asked_shape",
+            Self::DataType => "data_type",
+            Self::CreatesContext => "creates_context",
             Self::Nvtx => "nvtx",
             Self::Other => "other",
         }

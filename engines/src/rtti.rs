@@ -257,14 +257,14 @@ impl Search<'_, '_> {
         let Some(entry) = self.pointers.at(word).filter(|entry| self.image.is_code(*entry)) else {
             return Ok(Slot::Abstract);
         };
-        if !self_named {
+        // A class that passes calls on may do more than that, and name itself.
+        let is_forwarder = !self.rule.forwarders.is_empty() && {
             let name = class();
-            let code = self.image.bytes_at(entry, 32).unwrap_or_default();
-            if self.machine.forwards(code, entry)
-                || self.rule.forwarders.iter().any(|part| name.contains(part.as_str()))
-            {
-                return Ok(Slot::Forwarder);
-            }
+            self.rule.forwarders.iter().any(|part| name.contains(part.as_str()))
+        };
+        let code = self.image.bytes_at(entry, 32).unwrap_or_default();
+        if is_forwarder || (!self_named && self.machine.forwards(code, entry)) {
+            return Ok(Slot::Forwarder);
         }
         let unconfirmed =
             |why: &str| Reason::Unconfirmed { class: class(), method: method.clone(), why: why.into() };

@@ -27,6 +27,8 @@ pub(crate) const TESTS: &[(&str, Test)] = &[
     ("layers::ranges_are_phases_and_requests", ranges_injected),
     ("layers::ranges_of_the_shared_library", ranges_probed),
     ("layers::shapes_of_a_step", shapes),
+    ("layers::data_types_of_a_step", data_types),
+    ("layers::data_types_that_were_asked_for_before", data_types_before),
     ("layers::engine_file_of_a_step", engine_file),
     ("layers::several_engine_files", several_engine_files),
     ("layers::engine_file_open_before", engine_file_open_before),
@@ -259,9 +261,40 @@ fn shapes() -> Result<()> {
         let longest = step.slots.iter().map(|slot| slot.tokens).max().unwrap_or(0);
         let truth = format!("input_ids:{}x{longest}", step.slots.len());
         ensure!(step.input_shapes == truth, "step {} of {}, not {truth}", step.id, step.input_shapes);
+        let asked = format!("logits:{}x32000", step.slots.len());
+        ensure!(step.output_shapes == asked, "step {} of {}, not {asked}", step.id, step.output_shapes);
         seen.insert(truth);
     }
     ensure!(seen.len() > 3, "{seen:?}");
+    Ok(())
+}
+
+/// Two engines, one for each rank, whose contexts are known to be theirs.
+fn data_types() -> Result<()> {
+    let arguments = ["--engine", "shapes", "--no-inject"];
+    let run = truth::run(&["--ranks", "2"], &["--requests", "20", "--concurrency", "6"], &arguments)?;
+    for step in &run.tables.steps {
+        ensure!(
+            step.data_types == "input_ids:int64 logits:fp16" && step.quantization == "fp16",
+            "step {} of rank {}: {:?}, {:?}",
+            step.id,
+            step.rank,
+            step.data_types,
+            step.quantization
+        );
+    }
+    ensure!(run.tables.steps.iter().any(|step| step.rank == 1), "one rank only");
+    let report = tracer(&["report", &run.folder().display().to_string()])?;
+    ensure!(report.contains("Engines") && report.contains("fp16"), "{report}");
+    Ok(())
+}
+
+/// Without the profile no question is heard: a recorder that comes later knows as little.
+fn data_types_before() -> Result<()> {
+    let run = truth::run(&[], &["--requests", "10"], &["--no-inject"])?;
+    for step in &run.tables.steps {
+        ensure!(step.data_types.is_empty() && step.quantization == "unknown", "{step:?}");
+    }
     Ok(())
 }
 

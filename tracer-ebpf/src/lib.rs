@@ -23,6 +23,7 @@ pub mod sched;
 pub mod shape;
 pub mod socket;
 pub mod stack;
+pub mod tensor;
 pub mod unwind;
 
 pub use call::Call;
@@ -120,6 +121,9 @@ pub mod programs {
     pub const SYSCALL_EXIT: &str = "syscall_exit";
     /// uprobe: the shape of an engine's input.
     pub const SHAPE: &str = "shape";
+    /// uprobe and uretprobe: a question to an engine or its context, and the answer.
+    pub const TENSOR: &str = "tensor";
+    pub const TENSOR_RETURN: &str = "tensor_return";
     /// uprobe: a function that opens files.
     pub const FILE_OPEN: &str = "file_open";
     /// perf_event: on-CPU sampling.

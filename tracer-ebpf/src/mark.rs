@@ -54,6 +54,8 @@ pub enum MarkKind {
     Attr = 6,
     Nvtx = 7,
     Shape = 8,
+    DataType = 9,
+    Made = 10,
     GpuSpan = 16,
     ClockBurst = 17,
     InjectState = 18,
@@ -74,6 +76,8 @@ impl TryFrom<u16> for MarkKind {
             6 => Self::Attr,
             7 => Self::Nvtx,
             8 => Self::Shape,
+            9 => Self::DataType,
+            10 => Self::Made,
             16 => Self::GpuSpan,
             17 => Self::ClockBurst,
             18 => Self::InjectState,
@@ -284,7 +288,7 @@ pub struct Nvtx {
 /// Most dimensions of a tensor (`nvinfer1::Dims::MAX_DIMS`).
 pub const MAX_DIMS: usize = 8;
 
-/// The program set the shape of an engine's input. Tail: the input's name.
+/// The program set the shape of an engine's input, or asked for that of a tensor. Tail: the tensor's name.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct Shape {
@@ -294,7 +298,32 @@ pub struct Shape {
     pub dims: [i64; MAX_DIMS],
     /// Dimensions that count.
     pub count: u32,
+    pub name_bytes: u16,
+    /// 1: it was asked for.
+    pub asked: u16,
+}
+
+/// The program asked an engine for the data type of a tensor. Tail: the tensor's name.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct DataType {
+    pub header: MarkHeader,
+    /// The engine.
+    pub object: u64,
+    /// `nvinfer1::DataType`.
+    pub data_type: u32,
     pub name_bytes: u32,
+}
+
+/// An engine made an execution context.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct Made {
+    pub header: MarkHeader,
+    /// The engine, as [`DataType`] has it.
+    pub maker: u64,
+    /// The context, as steps have it.
+    pub made: u64,
 }
 
 /// The injected library measured a step on the GPU: two events around it on its own stream.

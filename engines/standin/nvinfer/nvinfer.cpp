@@ -1,4 +1,4 @@
-// Stand-in for libnvinfer, for demo and tests: an execution context whose enqueueV3 does some work on the host and
+// Stand-in for libnvinfer, for demo and tests: an engine that says the data types of its tensors and makes contexts, whose enqueueV3 does some work on the host and
 // launches kernels of the stand-in driver that take as long as they are told.
 //
 // It names its layers by NVTX ranges, as TensorRT does: one for the whole enqueue, and in it one for each kernel.
@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <ctime>
 #include <dlfcn.h>
 
@@ -141,9 +142,19 @@ public:
         return run(nullptr) && driver().streamSynchronize(nullptr) == 0;
     }
     // Not inlined into its only caller, as no method of the real library is into a program.
-    __attribute__((noinline)) bool setInputShape(char const *, Dims const &) noexcept override {
+    __attribute__((noinline)) bool setInputShape(char const *, Dims const &dims) noexcept override {
         ApiScope scope(__func__, this);
+        inputs = dims;
         return true;
+    }
+    // Of its output: as many rows as the input, and a column for each word that the model knows.
+    __attribute__((noinline)) Dims getTensorShape(char const *) const noexcept override {
+        ApiScope scope(__func__, this);
+        Dims dims{};
+        dims.nbDims = 2;
+        dims.d[0] = inputs.d[0];
+        dims.d[1] = 32000;
+        return dims;
     }
     void *getTemporaryStorageAllocator() const noexcept override {
         ApiScope scope(__func__, this);
@@ -193,8 +204,23 @@ private:
 
     void *module{};
     void *kernel{};
+    Dims inputs{};
     // Made once: an engine knows its layers' names, too.
     char layerNames[maxNames][64];
+};
+
+// Makes contexts, and knows its tensors.
+class Engine : public apiv::VCudaEngine, public APIDestructible {
+public:
+    BEFORE_CREATE(RETURN_ZERO)
+    BEFORE_TYPE(RETURN_ZERO)
+    AFTER(RETURN_ZERO)
+
+    __attribute__((noinline)) IExecutionContext *createExecutionContext() noexcept override;
+    __attribute__((noinline)) DataType getTensorDataType(char const *name) const noexcept override {
+        ApiScope scope(__func__, this);
+        return strcmp(name, "input_ids") == 0 ? DataType::kINT64 : DataType::kHALF;
+    }
 };
 
 #ifdef TWO_IMPL
@@ -226,6 +252,11 @@ template <class Implementation> void *create() {
 
 } // namespace
 
+nvinfer1::IExecutionContext *nvinfer1::rt::Engine::createExecutionContext() noexcept {
+    ApiScope scope(__func__, this);
+    return static_cast<nvinfer1::IExecutionContext *>(create<nvinfer1::rt::ExecutionContext>());
+}
+
 // The value is the version of what this library offers to tools that know it; real ones have no such symbol.
 EXPORT uint32_t const tracer_standin = 1;
 
@@ -245,6 +276,22 @@ EXPORT void *standin_create_context() { return create<nvinfer1::rt::ExecutionCon
 #ifdef TWO_IMPL
 EXPORT void *standin_create_other_context() { return create<nvinfer1::rt::OtherContext>(); }
 #endif
+
+// An engine (nvinfer1::ICudaEngine*).
+EXPORT void *standin_create_engine() {
+    return static_cast<nvinfer1::ICudaEngine *>(new nvinfer1::Wrapper<nvinfer1::ICudaEngine, nvinfer1::rt::Engine>());
+}
+
+// As programs call it: through the vtable.
+EXPORT void *standin_engine_create_context(void *engine) {
+    return static_cast<nvinfer1::ICudaEngine *>(engine)->mImpl->createExecutionContext();
+}
+EXPORT int32_t standin_engine_data_type(void *engine, char const *name) {
+    return static_cast<int32_t>(static_cast<nvinfer1::ICudaEngine *>(engine)->mImpl->getTensorDataType(name));
+}
+EXPORT int64_t standin_tensor_rows(void *context, char const *name) {
+    return static_cast<nvinfer1::IExecutionContext *>(context)->mImpl->getTensorShape(name).d[0];
+}
 
 // What the next enqueueV3 calls do: `kernels` kernels (at least one) of gpuNs together, and hostNs of the CPU's time.
 EXPORT void standin_set_step(void *context, uint64_t gpuNs, uint32_t kernels, uint64_t hostNs) {

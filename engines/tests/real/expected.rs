@@ -108,6 +108,7 @@ pub(crate) const LIBRARIES: &[Expected] = &[
         "driver-535",
         "libcuda.so.535.261.03",
         "535.261.03",
+        59,
         &[
             cheap("cuCtxSynchronize", 0x2c_a2b0),
             cheap("cuGraphLaunch", 0x32_fd60),
@@ -121,6 +122,8 @@ pub(crate) const LIBRARIES: &[Expected] = &[
         "driver-550",
         "libcuda.so.550.163.01",
         "550.163.01",
+        // With cuStreamBeginCaptureToGraph.
+        61,
         &[
             cheap("cuCtxSynchronize", 0x28_6ac0),
             cheap("cuGraphLaunch", 0x2f_8340),
@@ -174,10 +177,11 @@ const fn driver(
     folder: &'static str,
     file: &'static str,
     version: &'static str,
+    points: usize,
     sites: &'static [Site],
 ) -> Expected {
-    // The names of the profile, twins included, that nm finds. The last came with driver 570.
-    let (what, missing) = (What::Points(54), &["cuMemcpyBatchAsync"] as &[&str]);
+    // The names of the profile, twins included, that nm finds. The missing one came with driver 570.
+    let (what, missing) = (What::Points(points), &["cuMemcpyBatchAsync"] as &[&str]);
     Expected { what, missing, ..library(folder, file, "cuda", version, sites) }
 }
 

@@ -45,6 +45,33 @@ fn nvidias_own_libraries() {
     eprintln!("{seen} of {} libraries were there", LIBRARIES.len());
 }
 
+/// What programs ask of tensors, by slots of several classes. The offsets of functions are not looked up by other means, but
+/// each names itself, in the slot of the public headers (of 10.x; in 11.x where it was found).
+#[test]
+fn tensors_of_nvidias_own_libraries() {
+    let Some(folder) = std::env::var_os("TRACER_REAL_LIBS").map(PathBuf::from) else {
+        eprintln!("SKIP: TRACER_REAL_LIBS is not set (cargo xtask test --real-libs sets it)");
+        return;
+    };
+    let mut profiles = Profiles::builtin();
+    profiles.load(Path::new("shapes")).unwrap();
+    for expected in LIBRARIES.iter().filter(|one| one.engine == "tensorrt" && one.machine == "x86_64") {
+        let Some(path) = find(&folder.join(expected.folder), expected.file) else { continue };
+        if !matches!(expected.what, What::Points(_)) || expected.file == "tensorrt.so" {
+            continue;
+        }
+        let library = profiles.inspect(&path, &std::fs::read(&path).unwrap()).unwrap();
+        for name in ["setInputShape", "getTensorShape", "getTensorDataType", "createExecutionContext"] {
+            let point = library.points.iter().find(|point| point.name == name);
+            let point =
+                point.unwrap_or_else(|| panic!("{}: no {name}: {:?}", expected.folder, library.refusals));
+            eprintln!("{:<20} {name}: {}", expected.folder, point.evidence);
+            let evidence = &point.evidence;
+            assert!(evidence.contains("names itself and is the version's slot"), "{name}: {evidence}");
+        }
+    }
+}
+
 /// The file of this name under a folder.
 fn find(folder: &Path, file: &str) -> Option<PathBuf> {
     let entries = std::fs::read_dir(folder).ok()?;

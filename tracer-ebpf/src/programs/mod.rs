@@ -15,4 +15,5 @@ mod sched;
 mod shape;
 mod socket;
 mod syscall;
+mod tensor;
 mod unwind;

@@ -32,24 +32,11 @@ fn record(ctx: &ProbeContext) {
     let (cookie, object, name, dims) =
         unsafe { (bpf_get_attach_cookie(ctx.as_ptr()), (*ctx.regs).rdi, (*ctx.regs).rsi, (*ctx.regs).rdx) };
     count_hit(call::from_cookie(cookie).0);
-    let mut shape = Shape { object, ..Shape::default() };
-    let Some(count_of_dims) = read_user::<u32>(dims) else {
+    let Some((count_of_dims, dims)) = read_dims(dims, is_wide(cookie)) else {
         count(Counter::MarkUnreadable);
         return;
     };
-    shape.count = count_of_dims;
-    // nvinfer1::Dims: a count, then the dimensions, aligned as their type is.
-    if is_wide(cookie) {
-        if let Some(wide) = read_user::<[i64; MAX_DIMS]>(dims + 8) {
-            shape.dims = wide;
-        }
-    } else if let Some(narrow) = read_user::<[i32; MAX_DIMS]>(dims + 4) {
-        let mut at = 0;
-        while at < MAX_DIMS {
-            shape.dims[at] = narrow[at] as i64;
-            at += 1;
-        }
-    }
+    let shape = Shape { object, dims, count: count_of_dims, ..Shape::default() };
     with_scratch(|scratch| {
         let base = scratch.as_mut_ptr();
         // SAFETY: the scratch slot has room for the longest mark.
@@ -73,10 +60,29 @@ fn record(ctx: &ProbeContext) {
             base.add(40).cast::<[u32; 2]>().write([bytes as u32, 0]);
             base.add(FIXED_BYTES).cast::<Shape>().write(Shape {
                 header: mark,
-                name_bytes: name_bytes as u32,
+                name_bytes: name_bytes as u16,
                 ..shape
             });
             output(Ring::Vital, base.cast_const().cast(), (FIXED_BYTES + PAYLOAD) as u64 + name_bytes);
         }
     });
+}
+
+/// Reads `nvinfer1::Dims`: a count, then the dimensions, aligned as their type is. `None` where that fails.
+#[inline(always)]
+pub(crate) fn read_dims(address: u64, is_wide: bool) -> Option<(u32, [i64; MAX_DIMS])> {
+    let count = read_user::<u32>(address)?;
+    let mut dims = [0; MAX_DIMS];
+    if is_wide {
+        if let Some(wide) = read_user::<[i64; MAX_DIMS]>(address.wrapping_add(8)) {
+            dims = wide;
+        }
+    } else if let Some(narrow) = read_user::<[i32; MAX_DIMS]>(address.wrapping_add(4)) {
+        let mut at = 0;
+        while at < MAX_DIMS {
+            dims[at] = narrow[at] as i64;
+            at += 1;
+        }
+    }
+    Some((count, dims))
 }

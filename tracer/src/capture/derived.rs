@@ -106,6 +106,9 @@ columns!(Step {
     nvtx_request: String,
     nvtx_range: String,
     input_shapes: String,
+    output_shapes: String,
+    data_types: String,
+    quantization: String,
     slots: Vec<Slot>,
 });
 

@@ -361,6 +361,9 @@ fn rows_come_back_as_they_were() {
         nvtx_request: "req".into(),
         nvtx_range: "decode".into(),
         input_shapes: "input_ids:4x1".into(),
+        output_shapes: "logits:4x1".into(),
+        data_types: "logits:fp16".into(),
+        quantization: "fp16".into(),
         slots,
     };
     let bare = Step {

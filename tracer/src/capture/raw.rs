@@ -67,6 +67,9 @@ words!(Role {
     Mark = "mark",
     Open = "open",
     Shape = "shape",
+    AskedShape = "asked_shape",
+    DataType = "data_type",
+    CreatesContext = "creates_context",
     Nvtx = "nvtx",
     Other = "other",
 });
@@ -432,7 +435,9 @@ impl Item for mark::GpuLayer {
     const STRUCT: bool = true;
 }
 columns!(mark::GpuLayers { sequence: u64, total: u32, first: u32, cut: bool, layers: Vec<mark::GpuLayer> });
-columns!(mark::Shape { object: u64, name: String, dims: String });
+columns!(mark::Shape { object: u64, name: String, dims: String, asked: bool });
+columns!(mark::DataType { object: u64, name: String, data_type: String });
+columns!(mark::Made { maker: u64, made: u64 });
 columns!(mark::NvtxState {
     clients: u32,
     refused: u32,
@@ -512,6 +517,8 @@ event_tables! {
     Marked<mark::NvtxState> = "mark_nvtx_state", rank 25, |row| mark_event(row, Mark::NvtxState);
     Marked<mark::GpuLayers> = "mark_gpu_layers", rank 26, |row| mark_event(row, Mark::GpuLayers);
     Marked<mark::Shape> = "mark_shape", rank 28, |row| mark_event(row, Mark::Shape);
+    Marked<mark::DataType> = "mark_data_type", rank 29, |row| mark_event(row, Mark::DataType);
+    Marked<mark::Made> = "mark_made", rank 30, |row| mark_event(row, Mark::Made);
     Marked<mark::Nvtx> = "mark_nvtx", rank 27, |row| mark_event(row, Mark::Nvtx);
 }
 
@@ -549,6 +556,8 @@ macro_rules! for_each_event_table {
             gpu_layers: Marked<mark::GpuLayers>,
             nvtx: Marked<mark::Nvtx>,
             shapes: Marked<mark::Shape>,
+            data_types: Marked<mark::DataType>,
+            made: Marked<mark::Made>,
         }
     };
 }

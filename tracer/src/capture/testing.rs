@@ -194,6 +194,19 @@ fn engine_mark() -> impl Strategy<Value = Mark> {
     ]
 }
 
+fn tensor_mark() -> impl Strategy<Value = Mark> {
+    prop_oneof![
+        (any::<(u64, bool)>(), text(), text())
+            .prop_map(|((object, asked), name, dims)| Mark::Shape(mark::Shape { object, name, dims, asked })),
+        (any::<u64>(), text(), text()).prop_map(|(object, name, data_type)| Mark::DataType(mark::DataType {
+            object,
+            name,
+            data_type
+        })),
+        any::<(u64, u64)>().prop_map(|(maker, made)| Mark::Made(mark::Made { maker, made })),
+    ]
+}
+
 fn nvtx_mark() -> impl Strategy<Value = Mark> {
     use mark::NvtxAction::{End, Pop, Push, Start, Started};
     let action = prop::sample::select(vec![Push, Pop, Start, End, mark::NvtxAction::Mark, Started]);
@@ -201,11 +214,6 @@ fn nvtx_mark() -> impl Strategy<Value = Mark> {
         |(begin_ms, end_ms, (parent, depth), name)| mark::GpuLayer { begin_ms, end_ms, parent, depth, name },
     );
     prop_oneof![
-        (any::<u64>(), text(), text()).prop_map(|(object, name, dims)| Mark::Shape(mark::Shape {
-            object,
-            name,
-            dims
-        })),
         (action, any::<u64>(), text(), text(), text()).prop_map(|(action, range, name, domain, payload)| {
             Mark::Nvtx(mark::Nvtx { action, range, name, domain, payload })
         }),
@@ -342,11 +350,18 @@ fn point() -> impl Strategy<Value = Event> {
         Wait,
         Copy,
         EventRecord,
+        Sync,
+        CaptureBegin,
+        CaptureEnd,
+        StreamEnd,
         ContextEnd,
         Loader,
         Role::Mark,
         Role::Open,
         Shape,
+        AskedShape,
+        DataType,
+        CreatesContext,
         Nvtx,
         Other,
     ]);
@@ -428,8 +443,9 @@ fn gpu() -> impl Strategy<Value = Event> {
 }
 
 pub(crate) fn event() -> impl Strategy<Value = Event> {
-    let mark = (origin(), prop_oneof![request_mark(), engine_mark(), nvtx_mark()])
-        .prop_map(|(origin, mark)| Event::Mark(MarkEvent { origin, mark }));
+    let mark =
+        (origin(), prop_oneof![request_mark(), engine_mark(), nvtx_mark().boxed(), tensor_mark().boxed()])
+            .prop_map(|(origin, mark)| Event::Mark(MarkEvent { origin, mark }));
     prop_oneof![call(), mark.boxed(), scheduler(), definition(), gpu(), engine_file()]
 }
 

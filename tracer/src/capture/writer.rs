@@ -215,6 +215,8 @@ fn write_mark(t: &mut Writers, folder: &Folder, event: &MarkEvent) -> (usize, Re
         Mark::ClockBurst(m) => push_mark(&mut t.clock_bursts, folder, event, m),
         Mark::InjectState(m) => push_mark(&mut t.inject_states, folder, event, m),
         Mark::Shape(m) => push_mark(&mut t.shapes, folder, event, m),
+        Mark::DataType(m) => push_mark(&mut t.data_types, folder, event, m),
+        Mark::Made(m) => push_mark(&mut t.made, folder, event, m),
         Mark::Nvtx(m) => push_mark(&mut t.nvtx, folder, event, m),
         Mark::GpuLayers(m) => push_mark(&mut t.gpu_layers, folder, event, m),
         Mark::NvtxState(m) => push_mark(&mut t.nvtx_states, folder, event, m),

@@ -21,6 +21,8 @@ pub enum Mark {
     Attr(Attr),
     Nvtx(Nvtx),
     Shape(Shape),
+    DataType(DataType),
+    Made(Made),
     GpuSpan(GpuSpan),
     GpuLayers(GpuLayers),
     ClockBurst(ClockBurst),
@@ -41,6 +43,8 @@ impl Mark {
             Self::Attr(_) => "attr",
             Self::Nvtx(_) => "nvtx",
             Self::Shape(_) => "shape",
+            Self::DataType(_) => "data_type",
+            Self::Made(_) => "made",
             Self::GpuSpan(_) => "gpu_span",
             Self::GpuLayers(_) => "gpu_layers",
             Self::ClockBurst(_) => "clock_burst",
@@ -168,7 +172,7 @@ pub struct Nvtx {
     pub payload: String,
 }
 
-/// The shape of an engine's input.
+/// The shape of an engine's input as the program set it, or of a tensor as it asked for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// The execution context, as the steps that it runs have it.
@@ -176,6 +180,26 @@ pub struct Shape {
     pub name: String,
     /// `4x128`; a dimension that is still open is `-1`.
     pub dims: String,
+    pub asked: bool,
+}
+
+/// The data type of a tensor, as an engine said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DataType {
+    /// The engine.
+    pub object: u64,
+    pub name: String,
+    /// `fp16`; of a type that this version does not know, its number.
+    pub data_type: String,
+}
+
+/// An engine made an execution context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Made {
+    /// The engine, as [`DataType`] has it.
+    pub maker: u64,
+    /// The context, as the steps that it runs have it.
+    pub made: u64,
 }
 
 /// The ranges inside a sampled step, or a part of them.

@@ -21,10 +21,10 @@ pub struct Redactor {
 }
 
 /// Columns of text that say nothing of who or where; as `table.column` where others of the name do.
-const PLAIN_COLUMNS: [&str; 8] =
-    ["source", "joined_by", "ended", "reason", "kind", "ledger.name", "blocked_on", "end"];
+const PLAIN_COLUMNS: [&str; 9] =
+    ["quantization", "source", "joined_by", "ended", "reason", "kind", "ledger.name", "blocked_on", "end"];
 /// Columns of text in which paths may be.
-const TEXT_COLUMNS: [&str; 8] = [
+const TEXT_COLUMNS: [&str; 10] = [
     "function",
     "module",
     "model",
@@ -33,6 +33,8 @@ const TEXT_COLUMNS: [&str; 8] = [
     "layers.name",
     "engine_version",
     "input_shapes",
+    "output_shapes",
+    "data_types",
 ];
 /// Columns of the program's own numbers of requests; the second is that of a step's slots.
 const NUMBER_COLUMNS: [&str; 2] = ["program_request", "slots.request"];

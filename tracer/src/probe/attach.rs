@@ -9,7 +9,7 @@ use std::{
 
 use engines::{Library, Placement, Profiles, Role};
 use object::Object as _;
-use tracer_abi::{MAX_POINTS, call, open as file_open, programs, shape};
+use tracer_abi::{MAX_POINTS, call, open as file_open, programs, shape, tensor, tensor::Question};
 
 use super::{
     ProbeError,
@@ -387,6 +387,9 @@ fn attach_group(
     let places = |fits: fn(&Wanted) -> bool| -> Vec<Place> {
         let cookie = |one: &Wanted| match one.point.role {
             Role::Shape => shape::cookie(one.id, one.is_wide),
+            Role::DataType => tensor::cookie(one.id, Question::DataType, one.is_wide),
+            Role::AskedShape => tensor::cookie(one.id, Question::Shape, one.is_wide),
+            Role::CreatesContext => tensor::cookie(one.id, Question::Context, one.is_wide),
             Role::Open => file_open::cookie(one.id, one.point.args.contains_key("folder")),
             Role::Nvtx => nvtx_function(one.point).cookie(one.id, one.has_return),
             // Hazards are about where these are called.
@@ -405,6 +408,10 @@ fn attach_group(
     links.append(kernel.attach(programs::MARK, process, path, &marks)?);
     let shapes = places(|one| one.point.role == Role::Shape);
     links.append(kernel.attach(programs::SHAPE, process, path, &shapes)?);
+    // Without its answer a question says nothing.
+    let questions = places(|one| is_question(one.point.role) && one.has_return);
+    links.append(kernel.attach(programs::TENSOR_RETURN, process, path, &questions)?);
+    links.append(kernel.attach(programs::TENSOR, process, path, &questions)?);
     let opens = places(|one| one.point.role == Role::Open);
     links.append(kernel.attach(programs::FILE_OPEN, process, path, &opens)?);
     let returns = places(|one| one.point.role == Role::Nvtx && one.has_return);
@@ -415,7 +422,11 @@ fn attach_group(
 }
 
 fn is_call(role: Role) -> bool {
-    !matches!(role, Role::Mark | Role::Open | Role::Shape | Role::Nvtx)
+    !matches!(role, Role::Mark | Role::Open | Role::Shape | Role::Nvtx) && !is_question(role)
+}
+
+fn is_question(role: Role) -> bool {
+    matches!(role, Role::DataType | Role::AskedShape | Role::CreatesContext)
 }
 
 /// What a probe of a function of NVTX reads: its name says what it does, the profile where its arguments are.

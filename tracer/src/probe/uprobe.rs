@@ -32,7 +32,7 @@ use super::{ProbeError, bpf, object};
 use crate::event::ProcessId;
 
 /// The uprobe programs.
-pub(crate) const PROGRAMS: [&str; 7] = [
+pub(crate) const PROGRAMS: [&str; 9] = [
     programs::CALL_ENTRY,
     programs::CALL_RETURN,
     programs::MARK,
@@ -40,6 +40,8 @@ pub(crate) const PROGRAMS: [&str; 7] = [
     programs::NVTX_RETURN,
     programs::FILE_OPEN,
     programs::SHAPE,
+    programs::TENSOR,
+    programs::TENSOR_RETURN,
 ];
 
 /// A place to probe in a file.
@@ -155,7 +157,7 @@ impl Uprobes {
 
 /// Whether the program is for returns of functions.
 fn is_return(name: &str) -> bool {
-    matches!(name, programs::CALL_RETURN | programs::NVTX_RETURN)
+    matches!(name, programs::CALL_RETURN | programs::NVTX_RETURN | programs::TENSOR_RETURN)
 }
 
 fn uprobe<'a>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut UProbe, ProbeError> {

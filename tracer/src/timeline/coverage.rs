@@ -106,7 +106,17 @@ fn silent(uses: &[Use<'_>]) -> Vec<Silent> {
     }
     let launches: u64 = of_role(Role::GraphLaunch).map(|one| one.hits).sum();
     let work = uses.iter().filter(|one| {
-        !matches!(one.point.role, Role::Loader | Role::Mark | Role::Open | Role::Shape | Role::Nvtx)
+        !matches!(
+            one.point.role,
+            Role::Loader
+                | Role::Mark
+                | Role::Open
+                | Role::Shape
+                | Role::AskedShape
+                | Role::DataType
+                | Role::CreatesContext
+                | Role::Nvtx
+        )
     });
     let busiest = work.max_by_key(|one| one.hits).filter(|one| one.hits > 0);
     let silent = |step: &Use<'_>| {

@@ -52,7 +52,7 @@ use counts::Counts;
 pub use counts::{Example, GPU_TIMES_OFF};
 use driver::DriverEvents;
 pub use driver::{DriverEvent, driver_error};
-use engine::{Engines, Shapes};
+use engine::{Engines, Tensors};
 use exchange::Exchanges;
 use hazard::Hazards;
 use iteration::{IterationKey, OpenIteration};
@@ -170,7 +170,7 @@ pub struct Timeline<C = NoClock> {
     driver: DriverEvents,
     phases: Phases,
     engines: Engines,
-    shapes: Shapes,
+    tensors: Tensors,
     hazards: Hazards,
     counts: Counts,
     out: Output,
@@ -200,7 +200,7 @@ impl<C: Clock> Timeline<C> {
             driver: DriverEvents::default(),
             phases: Phases::default(),
             engines: Engines::default(),
-            shapes: Shapes::default(),
+            tensors: Tensors::default(),
             hazards: Hazards::default(),
             counts: Counts::default(),
             out: Output::default(),
@@ -369,7 +369,9 @@ impl<C: Clock> Timeline<C> {
             Mark::Attr(attr) => self.attr(origin, attr),
             Mark::Phase(phase) => self.phase(origin, phase),
             Mark::Nvtx(nvtx) => self.nvtx(origin, nvtx),
-            Mark::Shape(shape) => self.shapes.set(origin.process, shape),
+            Mark::Shape(shape) => self.tensors.shape(origin.process, shape),
+            Mark::DataType(data_type) => self.tensors.data_type(origin.process, data_type),
+            Mark::Made(made) => self.tensors.made(origin.process, made),
             Mark::ClockBurst(_) | Mark::NvtxState(_) => {}
         }
     }

@@ -61,6 +61,12 @@ pub struct Step {
     pub nvtx_range: String,
     /// Shapes that the program had set for its inputs, `name:4x128` by name, with spaces in between; empty: not known.
     pub input_shapes: String,
+    /// Likewise of tensors that it had asked the context for and not set: outputs, as far as it asks.
+    pub output_shapes: String,
+    /// Data types that the step's engine had told of its tensors, `name:fp16`; empty: not known.
+    pub data_types: String,
+    /// What the data types imply: the narrowest of them that is for computing with, or `unknown`.
+    pub quantization: String,
     pub slots: Vec<Slot>,
 }
 

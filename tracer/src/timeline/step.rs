@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 
 use tracer_abi::mark::Slot;
 
+use super::engine::StepTensors;
 use super::hazard::{Enqueued, Final, Ran, Served};
 use super::iteration::{IterationKey, StepEnd};
 use super::layer::{self, PendingLayers};
@@ -41,7 +42,7 @@ pub(super) struct OpenStep {
     /// The request and the range of NVTX around it.
     nvtx_request: String,
     nvtx_range: String,
-    input_shapes: String,
+    tensors: StepTensors,
 }
 
 struct JoinedBatch {
@@ -189,7 +190,7 @@ impl<C: Clock> Timeline<C> {
             layers: Vec::new(),
             nvtx_request,
             nvtx_range,
-            input_shapes: self.shapes.of(process, call.args[0]),
+            tensors: self.tensors.of(process, call.args[0]),
         };
         self.steps.insert(key, step);
     }
@@ -516,7 +517,10 @@ impl<C: Clock> Timeline<C> {
                 .unwrap_or_default(),
             nvtx_request: step.nvtx_request,
             nvtx_range: step.nvtx_range,
-            input_shapes: step.input_shapes,
+            quantization: step.tensors.quantization().to_owned(),
+            input_shapes: step.tensors.input_shapes,
+            output_shapes: step.tensors.output_shapes,
+            data_types: step.tensors.data_types,
             slots,
         };
         self.exchanges.steps.add(&row, step.call.args[0]);

@@ -149,6 +149,8 @@ impl Rank {
     /// Marks and enqueues this rank's step.
     pub(crate) fn enqueue(&self, iteration: &Iteration) -> anyhow::Result<Enqueued> {
         let &Iteration { batch_id, gpu_ns, host_ns, .. } = iteration;
+        // Servers load a model when it is first asked for.
+        self.engine.load()?;
         let stalls = self.stalls(iteration);
         // Ranks are never equally fast.
         let skew = chance(self.options.seed, &[RANKS, batch_id, self.rank.into()]) * 0.05;
@@ -156,7 +158,9 @@ impl Rank {
         self.engine.set_step(gpu_ns, self.options.kernels, host_ns);
         // Rows as long as the longest.
         let longest = iteration.slots.iter().map(|slot| slot.tokens).max().unwrap_or(0);
-        self.engine.set_input_shape(c"input_ids", &[iteration.slots.len() as i64, longest.into()]);
+        let rows = iteration.slots.len() as i64;
+        self.engine.set_input_shape(c"input_ids", &[rows, longest.into()]);
+        anyhow::ensure!(self.engine.rows(c"logits") == rows, "logits of another batch");
         if self.is_marked(batch_id) {
             tracer_marks::batch(batch_id, self.rank, &iteration.slots);
         }

@@ -1,5 +1,6 @@
 //! The GPU libraries, loaded by name as a program that links them would, and called as it would.
 
+use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -23,6 +24,9 @@ struct Libraries {
     end_capture: unsafe extern "C" fn(Pointer, *mut Pointer) -> c_int,
     destroy_graph: unsafe extern "C" fn(Pointer) -> c_int,
     create_engine: unsafe extern "C" fn() -> Pointer,
+    create_context: unsafe extern "C" fn(Pointer) -> Pointer,
+    data_type: unsafe extern "C" fn(Pointer, *const c_char) -> i32,
+    tensor_rows: unsafe extern "C" fn(Pointer, *const c_char) -> i64,
     set_step: unsafe extern "C" fn(Pointer, u64, u32, u64),
     set_input_shape: unsafe extern "C" fn(Pointer, *const c_char, *const i64, i32) -> bool,
 }
@@ -97,8 +101,18 @@ impl Gpu {
                 )?),
                 create_engine: std::mem::transmute::<Pointer, unsafe extern "C" fn() -> Pointer>(find(
                     nvinfer,
-                    c"standin_create_context",
+                    c"standin_create_engine",
                 )?),
+                create_context: std::mem::transmute::<Pointer, unsafe extern "C" fn(Pointer) -> Pointer>(
+                    find(nvinfer, c"standin_engine_create_context")?,
+                ),
+                data_type: std::mem::transmute::<Pointer, unsafe extern "C" fn(Pointer, *const c_char) -> i32>(
+                    find(nvinfer, c"standin_engine_data_type")?,
+                ),
+                tensor_rows: std::mem::transmute::<
+                    Pointer,
+                    unsafe extern "C" fn(Pointer, *const c_char) -> i64,
+                >(find(nvinfer, c"standin_tensor_rows")?),
                 set_step: std::mem::transmute::<Pointer, unsafe extern "C" fn(Pointer, u64, u32, u64)>(find(
                     nvinfer,
                     c"standin_set_step",
@@ -136,10 +150,10 @@ impl Gpu {
     pub(crate) fn engine_on(&self, Stream(stream): Stream) -> anyhow::Result<Engine> {
         self.make_current()?;
         let (libraries, stream) = (Arc::clone(&self.libraries), stream as Pointer);
-        // SAFETY: a context is current.
-        let context = unsafe { (libraries.create_engine)() };
-        ensure!(!context.is_null(), "libnvinfer cannot create an execution context");
-        Ok(Engine { libraries, context, stream })
+        // SAFETY: no preconditions.
+        let engine = unsafe { (libraries.create_engine)() };
+        ensure!(!engine.is_null(), "libnvinfer cannot create an engine");
+        Ok(Engine { libraries, engine, context: Cell::new(null_mut()), stream })
     }
 }
 
@@ -147,26 +161,50 @@ impl Gpu {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stream(usize);
 
-/// An execution context and its stream; stays on the thread that made it.
+/// An engine, its execution context and stream; stays on the thread that made it.
 #[derive(Debug)]
 pub(crate) struct Engine {
     libraries: Arc<Libraries>,
-    context: Pointer,
+    engine: Pointer,
+    /// Null until it is loaded.
+    context: Cell<Pointer>,
     stream: Pointer,
 }
 
 impl Engine {
+    /// Makes the execution context, where there is none yet, and asks for the types of tensors, as programs do before they
+    /// allocate memory for them.
+    pub(crate) fn load(&self) -> anyhow::Result<()> {
+        if !self.context.get().is_null() {
+            return Ok(());
+        }
+        // SAFETY: the engine lives as long as the process; a CUDA context is current.
+        self.context.set(unsafe { (self.libraries.create_context)(self.engine) });
+        ensure!(!self.context.get().is_null(), "libnvinfer cannot create an execution context");
+        for name in [c"input_ids", c"logits"] {
+            // SAFETY: the engine lives as long as the process; the name is a string.
+            unsafe { (self.libraries.data_type)(self.engine, name.as_ptr()) };
+        }
+        Ok(())
+    }
+
+    /// Asks for the rows of a tensor.
+    pub(crate) fn rows(&self, name: &CStr) -> i64 {
+        // SAFETY: the context is loaded, and lives as long as the process; the name is a string.
+        unsafe { (self.libraries.tensor_rows)(self.context.get(), name.as_ptr()) }
+    }
+
     /// What the next [`Self::enqueue`] does.
     pub(crate) fn set_step(&self, gpu_ns: u64, kernels: u32, host_ns: u64) {
-        // SAFETY: the context lives as long as the process.
-        unsafe { (self.libraries.set_step)(self.context, gpu_ns, kernels, host_ns) }
+        // SAFETY: the context is loaded, and lives as long as the process.
+        unsafe { (self.libraries.set_step)(self.context.get(), gpu_ns, kernels, host_ns) }
     }
 
     /// Sets the shape of an input.
     pub(crate) fn set_input_shape(&self, name: &CStr, dims: &[i64]) {
         let count = i32::try_from(dims.len()).unwrap_or(0);
-        // SAFETY: the context lives as long as the process; the name is a string, and there are so many dimensions.
-        unsafe { (self.libraries.set_input_shape)(self.context, name.as_ptr(), dims.as_ptr(), count) };
+        // SAFETY: the context is loaded, and lives as long as the process; the name is a string, and there are so many dimensions.
+        unsafe { (self.libraries.set_input_shape)(self.context.get(), name.as_ptr(), dims.as_ptr(), count) };
     }
 
     /// Calls `enqueueV3` as code compiled against TensorRT's header does: through the vtable of the implementation that
@@ -176,7 +214,7 @@ impl Engine {
         // SAFETY: the public object holds the implementation at offset 8, whose first word is its vtable, where
         // `enqueueV3` is in this slot; the stream is the engine's.
         let enqueued = unsafe {
-            let implementation = *self.context.cast::<Pointer>().add(1);
+            let implementation = *self.context.get().cast::<Pointer>().add(1);
             let vtable = *implementation.cast::<*const Enqueue>();
             (*vtable.add(ENQUEUE_V3))(implementation, self.stream)
         };

@@ -44,6 +44,27 @@ fn resolver_finds_what_it_should() {
     }
 }
 
+/// The slots are those of the real library's headers.
+#[test]
+fn tensors_are_asked_for_by_the_slots_of_each_version() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut profiles = Profiles::builtin();
+    profiles.load(Path::new("shapes")).unwrap();
+    for variant in [Nvinfer::Trt8, Nvinfer::Trt10, Nvinfer::Trt11] {
+        let path = variant.stage(dir.path()).unwrap();
+        let library = profiles.inspect(&path, &std::fs::read(&path).unwrap()).unwrap();
+        for name in ["setInputShape", "getTensorShape", "getTensorDataType", "createExecutionContext"] {
+            let point = library.points.iter().find(|point| point.name == name);
+            let point = point.unwrap_or_else(|| panic!("{variant:?}: no {name}: {:?}", library.refusals));
+            assert!(
+                point.evidence.contains("is the version's slot"),
+                "{variant:?} {name}: {}",
+                point.evidence
+            );
+        }
+    }
+}
+
 #[test]
 fn driver_is_probed_cheaply() {
     let dir = tempfile::tempdir().unwrap();

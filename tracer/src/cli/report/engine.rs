@@ -25,6 +25,8 @@ pub(crate) struct EngineLine {
     pub(crate) fingerprint: Option<String>,
     /// Version of the library that executed it, as it says.
     pub(crate) library_version: Option<String>,
+    /// What the data types of its tensors imply: `fp16` and the like, or `unknown`.
+    pub(crate) quantization: String,
     pub(crate) steps: u64,
 }
 
@@ -46,21 +48,23 @@ pub(crate) struct Engines {
 
 impl Engines {
     pub(crate) fn new(tables: &Tables) -> Self {
-        let mut steps: BTreeMap<(Option<Identity>, &str), u64> = BTreeMap::new();
+        let mut steps: BTreeMap<(Option<Identity>, &str, &str), u64> = BTreeMap::new();
         for step in &tables.steps {
             let engine = step.engine.as_deref().map(|engine| {
                 (engine.path.as_str(), engine.fingerprint.as_slice(), engine.bytes, engine.modified_ns)
             });
-            *steps.entry((engine, step.engine_version.as_str())).or_default() += 1;
+            *steps.entry((engine, &step.engine_version, &step.quantization)).or_default() += 1;
         }
-        let line = |((engine, version), steps): ((Option<Identity>, &str), u64)| EngineLine {
-            path: engine.map(|(path, ..)| path.to_owned()),
-            bytes: engine.map(|(_, _, bytes, _)| bytes),
-            modified_at: engine.and_then(|(.., modified_ns)| date_time(modified_ns)),
-            fingerprint: engine.map(|(_, sum, ..)| hex(sum)).filter(|sum| !sum.is_empty()),
-            library_version: Some(version.to_owned()).filter(|version| !version.is_empty()),
-            steps,
-        };
+        let line =
+            |((engine, version, quantization), steps): ((Option<Identity>, &str, &str), u64)| EngineLine {
+                path: engine.map(|(path, ..)| path.to_owned()),
+                bytes: engine.map(|(_, _, bytes, _)| bytes),
+                modified_at: engine.and_then(|(.., modified_ns)| date_time(modified_ns)),
+                fingerprint: engine.map(|(_, sum, ..)| hex(sum)).filter(|sum| !sum.is_empty()),
+                library_version: Some(version.to_owned()).filter(|version| !version.is_empty()),
+                quantization: quantization.to_owned(),
+                steps,
+            };
         let mut files: Vec<(&str, &[u8])> = tables
             .engine_files
             .iter()
@@ -92,6 +96,7 @@ impl Engines {
         let mut table = Table::new([
             ("steps", Right),
             ("library", Left),
+            ("mode", Left),
             ("bytes", Right),
             ("fingerprint", Left),
             ("changed", Left),
@@ -103,6 +108,7 @@ impl Engines {
             table.push([
                 count(line.steps),
                 known(&line.library_version, 14),
+                clean(&line.quantization, 8),
                 line.bytes.map_or("–".into(), count),
                 line.fingerprint.as_ref().map_or("unknown".into(), |sum| sum.chars().take(12).collect()),
                 line.modified_at.as_ref().map_or("–".into(), |at| at.chars().take(16).collect()),

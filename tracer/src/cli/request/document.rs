@@ -113,6 +113,9 @@ struct TokenDocument {
     sampled: bool,
     /// Of its step's inputs; empty: not known.
     input_shapes: String,
+    output_shapes: String,
+    data_types: String,
+    quantization: Option<String>,
     batch: Option<u64>,
     prefill: bool,
     /// Where the latency went, ns by part; they sum to it.
@@ -246,6 +249,9 @@ impl TokenDocument {
             gpu: piece.gpu().map(|gpu| GpuDocument::new(gpu, wall)),
             sampled: step.is_some_and(|step| step.sampled),
             input_shapes: step.map(|step| step.input_shapes.clone()).unwrap_or_default(),
+            output_shapes: step.map(|step| step.output_shapes.clone()).unwrap_or_default(),
+            data_types: step.map(|step| step.data_types.clone()).unwrap_or_default(),
+            quantization: step.map(|step| step.quantization.clone()),
             batch: *batch,
             prefill: token.prefill,
             parts: budget.map(budget::parts).unwrap_or_default(),

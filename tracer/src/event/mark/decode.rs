@@ -8,8 +8,8 @@ use bytemuck::{AnyBitPattern, Pod};
 use tracer_abi::mark::{self as abi, MarkHeader, MarkKind};
 
 use super::{
-    Attr, AttrValue, Batch, ClockBurst, GpuLayer, GpuLayers, GpuSpan, InjectState, Mark, Nvtx, NvtxAction,
-    NvtxState, Phase, RequestBegin, RequestEnd, Shape, Token,
+    Attr, AttrValue, Batch, ClockBurst, DataType, GpuLayer, GpuLayers, GpuSpan, InjectState, Made, Mark,
+    Nvtx, NvtxAction, NvtxState, Phase, RequestBegin, RequestEnd, Shape, Token,
 };
 
 /// Why a payload was refused.
@@ -67,6 +67,11 @@ impl Mark {
             MarkKind::Attr => Self::Attr(attr(body)?),
             MarkKind::Nvtx => Self::Nvtx(nvtx(body)?),
             MarkKind::Shape => Self::Shape(shape(body)?),
+            MarkKind::DataType => Self::DataType(data_type(body)?),
+            MarkKind::Made => {
+                let raw: abi::Made = fixed(body)?;
+                Self::Made(Made { maker: raw.maker, made: raw.made })
+            }
             MarkKind::GpuLayers => Self::GpuLayers(gpu_layers(body)?),
             MarkKind::NvtxState => Self::NvtxState(nvtx_state(body)?),
             MarkKind::GpuSpan => Self::GpuSpan(gpu_span(body)?),
@@ -185,7 +190,19 @@ fn shape(body: &[u8]) -> Result<Shape, MarkError> {
         max: abi::MAX_DIMS,
     })?;
     let dims: Vec<String> = dims.iter().map(i64::to_string).collect();
-    Ok(Shape { object: raw.object, name: tail.string(raw.name_bytes)?, dims: dims.join("x") })
+    let asked = raw.asked != 0;
+    Ok(Shape { object: raw.object, name: tail.string(raw.name_bytes)?, dims: dims.join("x"), asked })
+}
+
+/// Names of `nvinfer1::DataType`, by number.
+const DATA_TYPES: [&str; 12] =
+    ["fp32", "fp16", "int8", "int32", "bool", "uint8", "fp8", "bf16", "int64", "int4", "fp4", "e8m0"];
+
+fn data_type(body: &[u8]) -> Result<DataType, MarkError> {
+    let (raw, mut tail) = split::<abi::DataType>(body)?;
+    let known = DATA_TYPES.get(raw.data_type as usize);
+    let data_type = known.map_or_else(|| raw.data_type.to_string(), |name| (*name).to_owned());
+    Ok(DataType { object: raw.object, name: tail.string(raw.name_bytes)?, data_type })
 }
 
 fn gpu_layers(body: &[u8]) -> Result<GpuLayers, MarkError> {

@@ -44,6 +44,9 @@ fn step(
         nvtx_request: String::new(),
         nvtx_range: String::new(),
         input_shapes: String::new(),
+        output_shapes: String::new(),
+        data_types: String::new(),
+        quantization: String::new(),
         slots: serves.iter().map(|&request| Slot { request, ..Slot::default() }).collect(),
     }
 }

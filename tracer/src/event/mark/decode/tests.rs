@@ -157,11 +157,25 @@ fn encode(mark: &Mark) -> Vec<u8> {
                     object: m.object,
                     dims,
                     count: given.len() as u32,
-                    name_bytes: m.name.len() as u32,
+                    name_bytes: m.name.len() as u16,
+                    asked: u16::from(m.asked),
                 }),
                 &[m.name.as_bytes()],
             )
         }
+        Mark::DataType(m) => payload(
+            bytes_of(&abi::DataType {
+                header: header(MarkKind::DataType),
+                object: m.object,
+                data_type: DATA_TYPES.iter().position(|name| *name == m.data_type).unwrap_or(99) as u32,
+                name_bytes: m.name.len() as u32,
+            }),
+            &[m.name.as_bytes()],
+        ),
+        Mark::Made(m) => payload(
+            bytes_of(&abi::Made { header: header(MarkKind::Made), maker: m.maker, made: m.made }),
+            &[],
+        ),
         Mark::GpuLayers(m) => {
             let fixed = m.layers.iter().map(|layer| abi::GpuLayer {
                 begin_ms_bits: layer.begin_ms.to_bits(),
@@ -386,10 +400,15 @@ fn nvtx_mark() -> impl Strategy<Value = Mark> {
     let shape = (any::<u64>(), name(), prop::collection::vec(any::<i64>(), 0..=abi::MAX_DIMS)).prop_map(
         |(object, name, dims)| {
             let dims = dims.iter().map(i64::to_string).collect::<Vec<_>>().join("x");
-            Mark::Shape(Shape { object, name, dims })
+            Mark::Shape(Shape { object, name, dims, asked: object % 2 == 1 })
         },
     );
-    prop_oneof![nvtx, layers, state, shape]
+    let data_type = (any::<u64>(), name(), prop::sample::select([&DATA_TYPES[..], &["99"]].concat()))
+        .prop_map(|(object, name, data_type)| {
+            Mark::DataType(DataType { object, name, data_type: data_type.into() })
+        });
+    let made = any::<(u64, u64)>().prop_map(|(maker, made)| Mark::Made(Made { maker, made }));
+    prop_oneof![nvtx, layers, state, shape, data_type, made]
 }
 
 fn mark() -> impl Strategy<Value = Mark> {
