@@ -61,11 +61,14 @@ macro_rules! exports {
 macro_rules! prologue {
     ($body:path) => {
         std::arch::naked_asm!(
+            // What is written by hand has no unwind table unless it says so.
+            ".cfi_startproc",
             "cmp dword ptr [rip + {gate}], {open}",
             "je 2f",
             "jmp qword ptr [rip + {detour}]",
             "2:",
             "jmp {body}",
+            ".cfi_endproc",
             gate = sym $crate::export::GATE,
             open = const $crate::export::GATE_OPEN,
             detour = sym $crate::export::DETOUR,
