@@ -9,6 +9,7 @@ mod clock;
 mod driver;
 mod empty;
 mod inject;
+mod laps;
 mod large;
 mod library;
 mod marks;
