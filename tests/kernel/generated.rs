@@ -17,6 +17,7 @@ pub(crate) const TESTS: &[(&str, Test)] = &[
     ("generated::jitdump_as_perf_reads_it", jitdump_as_perf_reads_it),
     ("generated::in_a_container", in_a_container),
     ("generated::container_that_is_gone", container_that_is_gone),
+    ("generated::few_descriptors", few_descriptors),
 ];
 
 /// Who calls whom in the program: C, generated code, C.
@@ -124,5 +125,29 @@ fn container_that_is_gone() -> Result<()> {
         ensure!(!Path::new(path).exists(), "{path} can be reached");
         check(&seen_in(&capture, |_| true)?)?;
     }
+    Ok(())
+}
+
+/// A recorder that may have few files open keeps none of its targets', and records all the same.
+fn few_descriptors() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let capture = folder.path().join("capture");
+    // Some for each CPU; more than half of them are in use before the first target comes.
+    let limit = 96 + 2 * std::thread::available_parallelism()?.get();
+    let mut recorder = Command::new("prlimit");
+    recorder.arg(format!("--nofile={limit}:{limit}")).arg(faults::tracer()?.get_program());
+    recorder.args(["record", "--quiet", "--no-sched", "--sample-hz", "499", "-o"]).arg(&capture).arg("--");
+    let program = Programs::get()?.path("stacks");
+    let output = recorder.arg(program).args(["deep", "1000"]).stdin(std::process::Stdio::null()).output()?;
+    ensure!(output.status.code() == Some(3), "{}: {}", output.status, faults::stderr(&output));
+    let capture = Capture::open(&capture)?;
+    let ledger = capture.tables()?.ledger;
+    let left_out = ledger.iter().find(|row| row.name == "mapped_files_not_kept").map_or(0, |row| row.count);
+    ensure!(left_out > 0, "all are kept");
+    // Its files are where they were.
+    let stacks = seen_in(&capture, |_| true)?;
+    let named: u64 = stacks.iter().filter(|seen| seen.has("rec_a")).map(|seen| seen.samples).sum();
+    println!("  {left_out} mappings without their files, {named} samples with names");
+    ensure!(named > 50, "{named} samples have names");
     Ok(())
 }

@@ -1,7 +1,12 @@
 //! Keeps the files that targets map open: their names are looked up when a recording ends, and by then a process may be
 //! gone, and with it the container that its files were in.
 
-use std::{collections::HashMap, fs::File, os::unix::fs::MetadataExt as _, sync::Arc};
+use std::{
+    collections::HashMap,
+    fs::File,
+    os::{fd::AsRawFd as _, unix::fs::MetadataExt as _},
+    sync::Arc,
+};
 
 use object::Object as _;
 
@@ -17,9 +22,8 @@ use crate::{
 /// As the kernel numbers files: good for as long as the file is kept open or mapped.
 type Key = ((i32, i32), u64);
 
-/// No more files are kept, and of the descriptors that this process may have at most one in so many.
-const MOST_FILES: u64 = 1024;
-const SHARE_OF_DESCRIPTORS: u64 = 2;
+/// No more files are kept.
+const MOST_FILES: usize = 1024;
 
 /// A file that is kept open.
 struct Kept {
@@ -32,15 +36,16 @@ struct Kept {
 pub(super) struct Files {
     kept: HashMap<Key, Kept>,
     held: HeldFiles,
-    most: u64,
+    /// Descriptors that this process may have.
+    descriptors: u64,
     /// Mappings whose file is not kept, since there are too many.
     left_out: u64,
 }
 
 impl Files {
     pub(super) fn new() -> Self {
-        let most = MOST_FILES.min(process::descriptor_limit() / SHARE_OF_DESCRIPTORS);
-        Self { kept: HashMap::new(), held: HeldFiles::default(), most, left_out: 0 }
+        let descriptors = process::descriptor_limit();
+        Self { kept: HashMap::new(), held: HeldFiles::default(), descriptors, left_out: 0 }
     }
 
     /// A mapping that is new: its build-id is read, and its file kept open if it says what code is called.
@@ -57,7 +62,7 @@ impl Files {
             if build_id.is_none() && !is_dump(mapping) {
                 return;
             }
-            if self.count() >= self.most {
+            if !self.has_room_for(&opened) {
                 self.left_out += 1;
                 return;
             }
@@ -73,15 +78,16 @@ impl Files {
     /// A process generates code: what it writes of that is kept open, once it is there.
     pub(super) fn generates(&mut self, process: ProcessId) {
         if !self.held.perf_maps.contains_key(&process)
-            && self.count() < self.most
-            && let Some(file) = perf_map(process)
+            && let Some(file) = perf_map(process).filter(|file| self.has_room_for(file))
         {
             self.held.perf_maps.insert(process, file);
         }
     }
 
-    fn count(&self) -> u64 {
-        (self.kept.len() + self.held.perf_maps.len()) as u64
+    /// The kernel gives the lowest number that is free: from half of them on, everything else could soon have none.
+    fn has_room_for(&self, file: &File) -> bool {
+        let number = u64::try_from(file.as_raw_fd()).unwrap_or(u64::MAX);
+        self.kept.len() + self.held.perf_maps.len() < MOST_FILES && number < self.descriptors / 2
     }
 
     pub(super) fn left_out(&self) -> u64 {
