@@ -2,7 +2,7 @@
 
 use crate::frame::{SIMULATED, WIDTH};
 use crate::text::{clean, shorten};
-use crate::{Error, Header, colour};
+use crate::{Error, Header, colour, dark};
 use inferno::flamegraph::color::{BackgroundColor, Color, PaletteMap};
 use std::collections::BTreeMap;
 
@@ -98,6 +98,8 @@ fn render<const N: usize>(
     inferno::flamegraph::from_lines(&mut settings, lines.iter().rev().map(String::as_str), &mut svg)?;
     let svg = String::from_utf8(svg)
         .map_err(|e| std::io::Error::new(std::io::ErrorKind::InvalidData, e.utf8_error()))?;
+    let dark = format!("{}\n</style>", dark::style_of_flames());
+    let svg = svg.replacen("</style>", &dark, 1);
     let mut folded = lines.join("\n");
     folded.push('\n');
     Ok(FlameGraph { svg, folded })

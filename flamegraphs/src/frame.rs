@@ -8,6 +8,8 @@ pub(crate) const WIDTH: f64 = 1200.0;
 
 pub(crate) const INK: &str = "#1b1f24";
 pub(crate) const SOFT_INK: &str = "#57606a";
+/// Text on an area that is light, on either ground.
+pub(crate) const ON_LIGHT: &str = "#111418";
 pub(crate) const GRID: &str = "#d8dee4";
 
 const TITLE: Style = Style::new(22.0, INK).bold();

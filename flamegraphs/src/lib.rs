@@ -8,6 +8,7 @@
 //! readable size, and carry details (exact ranges, counts, request ids) as `<title>` tooltips for a browser.
 
 mod colour;
+mod dark;
 mod error;
 mod flame;
 mod frame;

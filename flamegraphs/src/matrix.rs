@@ -4,7 +4,7 @@
 //! columns hatched, columns with losses marked.
 
 use crate::frame::{GRID, INK, LABEL, TICK, WIDTH};
-use crate::heatmap::{DEFS, EMPTY, LOST, LOST_COLUMN, Loss, shade, time_range};
+use crate::heatmap::{DEFS, EMPTY, LOST, LOST_COLUMN, Loss, dark_shades, shade, time_range};
 use crate::scale::{count, duration, nice_at_least, nice_time_at_least, time_ticks};
 use crate::svg::{Anchor, Rect, Style, Svg};
 use crate::text::shorten;
@@ -80,6 +80,7 @@ pub fn matrix(input: &MatrixInput) -> Result<String, Error> {
     }
     let picture = Picture::new(input, columns as usize, column_ns)?;
     let mut svg = Svg::new(WIDTH, (picture.plot.bottom() + 62.0).max(300.0), &input.header.title, DEFS);
+    svg.set_dark(dark_shades());
     input.header.draw(&mut svg);
     picture.draw(&mut svg);
     Ok(svg.finish())

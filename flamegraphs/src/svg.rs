@@ -1,7 +1,9 @@
 //! A small SVG writer: escaping, shapes with tooltips, text.
 //!
-//! Styles are presentation attributes, not CSS classes: slide and office programs import those reliably.
+//! Styles are presentation attributes, not CSS classes: slide and office programs import those reliably. What they become
+//! on dark is in [`crate::dark`].
 
+use crate::dark;
 use crate::text::clean;
 use std::fmt::{self, Display, Write};
 
@@ -88,6 +90,8 @@ pub(crate) struct Svg {
     height: f64,
     label: String,
     defs: String,
+    /// What colours of this picture become on dark.
+    dark: Vec<(String, String)>,
     body: String,
 }
 
@@ -95,7 +99,12 @@ impl Svg {
     /// Opens a document of the given size on white; `label` is its accessible name, `defs` trusted markup.
     pub(crate) fn new(width: f64, height: f64, label: &str, defs: &str) -> Self {
         let body = String::with_capacity(64 * 1024);
-        Self { width, height, label: label.to_owned(), defs: defs.to_owned(), body }
+        Self { width, height, label: label.to_owned(), defs: defs.to_owned(), dark: Vec::new(), body }
+    }
+
+    /// What other colours than those that all pictures have become on dark; trusted markup.
+    pub(crate) fn set_dark(&mut self, colours: impl IntoIterator<Item = (String, String)>) {
+        self.dark.extend(colours);
     }
 
     /// For documents whose height is known once they are drawn.
@@ -152,7 +161,7 @@ impl Svg {
 
     /// The finished document.
     pub(crate) fn finish(self) -> String {
-        let Self { width, height, label, defs, body } = self;
+        let Self { width, height, label, defs, dark, body } = self;
         let mut svg = Self::new(width, height, "", "");
         svg.put(format_args!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{w}\" height=\"{h}\" viewBox=\"0 0 {w} {h}\" \
@@ -164,6 +173,7 @@ impl Svg {
         if !defs.is_empty() {
             svg.put(format_args!("<defs>{defs}</defs>\n"));
         }
+        svg.put(format_args!("<style>{}</style>\n", dark::style(dark)));
         svg.rect(Rect { x: 0.0, y: 0.0, width, height }, "fill=\"#ffffff\"", None);
         svg.body + &body + "</svg>\n"
     }

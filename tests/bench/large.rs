@@ -13,7 +13,7 @@ use tracer_tests::synthetic::{self, Recording};
 use tracer_tests::table::Table;
 
 use crate::part::Part;
-use crate::progress;
+use crate::{flames, progress};
 
 /// Regions that are selected in turns: as the page's URL has them, µs.
 const REGIONS: [&str; 4] = [
@@ -37,12 +37,13 @@ pub(crate) struct Outcome {
     perfetto: Cost,
     perfetto_bytes: u64,
     page: Part<InBrowser>,
+    flames: flames::Outcome,
 }
 
 /// What a process took.
 #[derive(Clone, Copy, Debug, Serialize)]
-struct Cost {
-    seconds: f64,
+pub(crate) struct Cost {
+    pub(crate) seconds: f64,
     most_memory_bytes: u64,
 }
 
@@ -71,7 +72,7 @@ const fn tokens(quick: bool) -> usize {
     if quick { 20_000 } else { 1_000_000 }
 }
 
-pub(crate) fn run(quick: bool, json: Option<&Path>) -> Result<()> {
+pub(crate) fn run(quick: bool, inferno: Option<&Path>, json: Option<&Path>) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let capture = folder.path().join("capture");
     progress("recording");
@@ -95,6 +96,7 @@ pub(crate) fn run(quick: bool, json: Option<&Path>) -> Result<()> {
         Some(name) => Part::Measured(measure(name, &page).context("the page in a browser")?),
         None => Part::LeftOut("no Chromium is installed".to_owned()),
     };
+    let flames = flames::run(folder.path(), &tracer, inferno, quick).context("flame graph of samples")?;
     progress("");
     let outcome = Outcome {
         schema: "tracer.bench.large/1",
@@ -108,8 +110,9 @@ pub(crate) fn run(quick: bool, json: Option<&Path>) -> Result<()> {
         perfetto,
         perfetto_bytes,
         page: in_browser,
+        flames,
     };
-    println!("{}", outcome.table());
+    println!("{}\n{}", outcome.table(), outcome.flames.table());
     if let Some(file) = json {
         let text = serde_json::to_string_pretty(&outcome)?;
         fs::write(file, text + "\n").with_context(|| format!("cannot write {}", file.display()))?;
@@ -118,7 +121,7 @@ pub(crate) fn run(quick: bool, json: Option<&Path>) -> Result<()> {
 }
 
 /// Runs a program to its end.
-fn cost(program: &PathBuf, args: &[&str]) -> Result<Cost> {
+pub(crate) fn cost(program: &PathBuf, args: &[&str]) -> Result<Cost> {
     progress(&args.join(" "));
     let began = Instant::now();
     let child = Command::new(program).args(args).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;

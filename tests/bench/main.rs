@@ -8,7 +8,9 @@ mod bpftrace;
 mod clock;
 mod driver;
 mod empty;
+mod flames;
 mod inject;
+mod laps;
 mod large;
 mod library;
 mod marks;
@@ -76,9 +78,15 @@ struct Options {
     /// Make the capture for that in a folder.
     #[arg(long, hide = true, value_name = "FOLDER")]
     record_large: Option<PathBuf>,
-    /// Instead: what a capture of ten million events takes to report and to show
+    /// Print samples as `perf script` does.
+    #[arg(long, hide = true)]
+    perf_script: bool,
+    /// Instead: what a capture of ten million events takes to report and to show, and a flame graph of a million samples
     #[arg(long)]
     large: bool,
+    /// With that: the folder of inferno's programs; without it nothing is compared with them
+    #[arg(long, value_name = "FOLDER", requires = "large")]
+    inferno: Option<PathBuf>,
     /// Write everything that was measured, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -137,8 +145,11 @@ fn run(options: &Options) -> Result<()> {
     if let Some(folder) = &options.record_large {
         return large::record(folder, options.quick);
     }
+    if options.perf_script {
+        return flames::script(options.quick);
+    }
     if options.large {
-        return large::run(options.quick, options.json.as_deref());
+        return large::run(options.quick, options.inferno.as_deref(), options.json.as_deref());
     }
     if options.enqueue {
         return inject::enqueue();

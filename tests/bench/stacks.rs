@@ -4,7 +4,7 @@ use std::{
     fs::{self, File},
     io::{BufRead as _, BufReader, Write as _},
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Child, ChildStdout, Command, Stdio},
     time::{Duration, Instant},
 };
 
@@ -23,7 +23,7 @@ use tracer_tests::{
 };
 
 use crate::{
-    MEMORY, clock,
+    MEMORY, clock, laps,
     part::Part,
     recorder::Recorder,
     server::{Running, Server, Window},
@@ -43,20 +43,36 @@ const LIBRARIES: usize = 4;
 /// How stacks are walked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-enum Way {
+pub(crate) enum Way {
     FramePointers,
     Tables,
+    PerfFramePointers,
     Perf,
 }
 
 impl Way {
-    const ALL: [Self; 3] = [Self::FramePointers, Self::Tables, Self::Perf];
+    const ALL: [Self; 4] = [Self::FramePointers, Self::Tables, Self::PerfFramePointers, Self::Perf];
 
-    const fn text(self) -> &'static str {
+    pub(crate) const fn text(self) -> &'static str {
         match self {
             Self::FramePointers => "tracer, by frame pointers",
             Self::Tables => "tracer, by tables",
+            Self::PerfFramePointers => "perf record --call-graph fp",
             Self::Perf => "perf record --call-graph dwarf",
+        }
+    }
+
+    /// Whether the program that it is measured on keeps frame pointers.
+    const fn is_framed(self) -> bool {
+        matches!(self, Self::FramePointers | Self::PerfFramePointers)
+    }
+
+    /// How perf walks, where it is perf.
+    pub(crate) const fn perf(self) -> Option<&'static str> {
+        match self {
+            Self::FramePointers | Self::Tables => None,
+            Self::PerfFramePointers => Some("fp"),
+            Self::Perf => Some("dwarf"),
         }
     }
 }
@@ -67,6 +83,8 @@ struct Samples {
     way: Way,
     /// CPU time of the program in the kernel per sample, less what a sample of another process costs; not known of perf.
     kernel_ns: Vec<f64>,
+    /// By how much a sample delays a program, whose work is always the same.
+    delay_ns: Vec<f64>,
     /// CPU time of the recorder per sample.
     recorder_ns: Vec<f64>,
     /// Bytes that it writes per sample.
@@ -112,21 +130,26 @@ pub(crate) fn run(real_libs: Option<&Path>, rounds: usize, window: Duration) -> 
 }
 
 /// A program that computes deep in recursion until it is dropped.
-struct Deep(Child);
+pub(crate) struct Deep(Child);
 
 impl Deep {
-    fn start(program: &Path) -> Result<Self> {
+    /// Also gives what it says, which must be kept as long as it may say something.
+    pub(crate) fn start(program: &Path, arguments: &[&str]) -> Result<(Self, BufReader<ChildStdout>)> {
         let mut command = Command::new(program);
-        command.args(["deep", "600000"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().context("starting the program")?;
-        let stdout = child.stdout.take().context("no stdout")?;
+        let mut stdout = BufReader::new(child.stdout.take().context("no stdout")?);
         let mut stdin = child.stdin.take().context("no stdin")?;
         let deep = Self(child);
         let mut line = String::new();
-        BufReader::new(stdout).read_line(&mut line)?;
+        stdout.read_line(&mut line)?;
         ensure!(line.trim() == "ready", "the program says {line:?}");
         stdin.write_all(b"\n")?;
-        Ok(deep)
+        Ok((deep, stdout))
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.0.id()
     }
 }
 
@@ -151,17 +174,25 @@ fn samples(rounds: usize, window: Duration) -> Result<Vec<Samples>> {
     let folder = tempfile::tempdir()?;
     let with = compile(folder.path(), "framed", "-fno-omit-frame-pointer")?;
     let without = compile(folder.path(), "frameless", "-fomit-frame-pointer")?;
-    let _stats = KernelStats::on()?;
     let mut all: Vec<Samples> = Way::ALL
         .into_iter()
-        .map(|way| Samples { way, kernel_ns: vec![], recorder_ns: vec![], bytes: vec![], frames: 0.0 })
+        .map(|way| Samples {
+            way,
+            kernel_ns: vec![],
+            delay_ns: vec![],
+            recorder_ns: vec![],
+            bytes: vec![],
+            frames: 0.0,
+        })
         .collect();
     for round in 0..rounds {
         for samples in &mut all {
-            crate::progress(&format!("stacks, {}: round {} of {rounds}", samples.way.text(), round + 1));
-            let program = if samples.way == Way::FramePointers { &with } else { &without };
-            let deep = Deep::start(program)?;
-            if samples.way == Way::Perf {
+            let way = samples.way;
+            crate::progress(&format!("stacks, {}: round {} of {rounds}", way.text(), round + 1));
+            let program = if way.is_framed() { &with } else { &without };
+            samples.delay_ns.push(laps::delay(program, way, round, folder.path(), window)?);
+            let (deep, _stdout) = Deep::start(program, &["deep", "600000"])?;
+            if way.perf().is_some() {
                 by_perf(&deep, samples, folder.path(), window)?;
             } else {
                 by_tracer(&deep, samples, window)?;
@@ -172,20 +203,21 @@ fn samples(rounds: usize, window: Duration) -> Result<Vec<Samples>> {
     Ok(all)
 }
 
-fn options(way: Way) -> Options {
+pub(crate) fn options(way: Way, hz: u64) -> Options {
     let tables = way == Way::Tables;
-    Options { sample_hz: HZ, sched: false, sockets: false, tables, ..Options::default() }
+    Options { sample_hz: hz, sched: false, sockets: false, tables, ..Options::default() }
 }
 
 /// What a sample costs in the kernel: by the kernel's own count of the program's time, in this process.
 fn by_tracer(deep: &Deep, samples: &mut Samples, window: Duration) -> Result<()> {
-    let mut session = Session::start(options(samples.way), Profiles::builtin())?;
+    let _stats = KernelStats::on()?;
+    let mut session = Session::start(options(samples.way, HZ), Profiles::builtin())?;
     let program = SampleProgram::find()?;
     let begin = program.read()?;
     std::thread::sleep(Duration::from_millis(500));
     let foreign = program.read()?.since(begin);
     let foreign_ns = foreign.ns as f64 / foreign.runs.max(1) as f64;
-    session.add(&process::find(deep.0.id())?)?;
+    session.add(&process::find(deep.id())?)?;
     ensure!(session.wait_for_tables(Duration::from_secs(60)), "tables do not come");
     let mut events = Vec::new();
     session.drain(&mut events);
@@ -224,7 +256,7 @@ fn on_disk(deep: &Deep, samples: &mut Samples, folder: &Path, window: Duration) 
     if samples.way == Way::FramePointers {
         options.push("--no-tables");
     }
-    let mut recorder = Recorder::start(deep.0.id(), &capture, &options)?;
+    let mut recorder = Recorder::start(deep.id(), &capture, &options)?;
     recorder.wait_for_flush("samples")?;
     let (begin, began) = (recorder.usage()?, Instant::now());
     std::thread::sleep(window);
@@ -239,39 +271,70 @@ fn on_disk(deep: &Deep, samples: &mut Samples, folder: &Path, window: Duration) 
 }
 
 fn by_perf(deep: &Deep, samples: &mut Samples, folder: &Path, window: Duration) -> Result<()> {
-    let data = folder.join("perf.data");
-    // Of the round before.
-    if data.exists() {
-        fs::remove_file(&data).with_context(|| format!("cannot remove {}", data.display()))?;
-    }
-    let mut command = Command::new("perf");
-    command.args(["record", "-e", "cpu-clock", "-F", &HZ.to_string(), "--call-graph", "dwarf", "-p"]);
-    command.arg(deep.0.id().to_string()).arg("-o").arg(&data).stderr(Stdio::piped());
-    let mut perf = Running(command.spawn().context("running perf (apt-get install linux-perf)")?);
-    let size = || fs::metadata(&data).map_or(0, |metadata| metadata.len());
-    // From when it writes: how it starts is none of a sample's cost.
-    let patience = Instant::now() + Duration::from_secs(30);
-    while size() < 1 << 20 {
-        ensure!(Instant::now() < patience, "perf records nothing");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    let cpu = clock::process_clock(perf.0.id())?;
-    let begin = (clock::cpu_ns(cpu)?, size());
+    let perf = Perf::start(deep.id(), samples.way, HZ, folder)?;
+    let cpu = clock::process_clock(perf.running.0.id())?;
+    let now = || -> Result<_> { Ok((clock::cpu_ns(cpu)?, perf.bytes())) };
+    let begin = now()?;
     std::thread::sleep(window);
-    let end = (clock::cpu_ns(cpu)?, size());
-    // SAFETY: a plain system call; the child has not been waited for.
-    unsafe { libc::kill(perf.0.id().cast_signed(), libc::SIGINT) };
-    let stderr = perf.0.stderr.take().context("no stderr")?;
-    let said: Vec<String> = BufReader::new(stderr).lines().collect::<std::io::Result<_>>()?;
-    perf.0.wait()?;
-    let text = said.join(" ");
-    let count =
-        text.split('(').nth(1).and_then(|rest| rest.split(' ').next()).and_then(|count| count.parse().ok());
-    let count: f64 = count.with_context(|| format!("perf says {text:?}"))?;
-    let bytes = size() as f64 / count;
+    // It writes some hundred kB at a time.
+    perf.wait_for_more()?;
+    let end = now()?;
+    let (bytes, count) = perf.stop()?;
+    let bytes = bytes as f64 / count;
     samples.recorder_ns.push((end.0 - begin.0) as f64 / ((end.1 - begin.1) as f64 / bytes));
     samples.bytes.push(bytes);
     Ok(())
+}
+
+/// `perf record` of a process.
+pub(crate) struct Perf {
+    running: Running,
+    data: PathBuf,
+}
+
+impl Perf {
+    /// Starts it and waits until it writes: how it starts is none of a sample's cost.
+    pub(crate) fn start(pid: u32, way: Way, hz: u64, folder: &Path) -> Result<Self> {
+        let data = folder.join("perf.data");
+        // Of the round before.
+        if data.exists() {
+            fs::remove_file(&data).with_context(|| format!("cannot remove {}", data.display()))?;
+        }
+        let mut command = Command::new("perf");
+        command.args(["record", "-e", "cpu-clock", "-F", &hz.to_string(), "--call-graph"]);
+        command.args(way.perf()).arg("-p").arg(pid.to_string()).arg("-o").arg(&data).stderr(Stdio::piped());
+        let running = Running(command.spawn().context("running perf (apt-get install linux-perf)")?);
+        let perf = Self { running, data };
+        perf.wait_for_more()?;
+        Ok(perf)
+    }
+
+    fn bytes(&self) -> u64 {
+        fs::metadata(&self.data).map_or(0, |metadata| metadata.len())
+    }
+
+    /// Until it has written more, beyond the file's beginning.
+    fn wait_for_more(&self) -> Result<()> {
+        const HEAD_BYTES: u64 = 1 << 16;
+        let (before, patience) = (self.bytes().max(HEAD_BYTES), Instant::now() + Duration::from_secs(30));
+        while self.bytes() <= before {
+            ensure!(Instant::now() < patience, "perf records nothing");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(())
+    }
+
+    /// Bytes and samples that it has written.
+    pub(crate) fn stop(mut self) -> Result<(u64, f64)> {
+        // SAFETY: a plain system call; the child has not been waited for.
+        unsafe { libc::kill(self.running.0.id().cast_signed(), libc::SIGINT) };
+        let stderr = self.running.0.stderr.take().context("no stderr")?;
+        let said: Vec<String> = BufReader::new(stderr).lines().collect::<std::io::Result<_>>()?;
+        self.running.0.wait()?;
+        let text = said.join(" ");
+        let count = text.split('(').nth(1).and_then(|rest| rest.split(' ').next()?.parse().ok());
+        Ok((self.bytes(), count.with_context(|| format!("perf says {text:?}"))?))
+    }
 }
 
 /// The kernel counts the time of all programs while this lives.
@@ -424,13 +487,21 @@ impl Outcome {
         let title = format!("A sample of a C++ program deep in recursion, {HZ} Hz: medians");
         let mut table = Table::new(
             &title,
-            &["by", "ns in the kernel", "user frames", "recorder CPU ns", "bytes written"],
+            &[
+                "by",
+                "ns in the kernel",
+                "delay of the program, ns",
+                "user frames",
+                "recorder CPU ns",
+                "bytes written",
+            ],
         );
         for samples in &self.samples {
             let frames = if samples.frames > 0.0 { format!("{:.1}", samples.frames) } else { "–".into() };
             table.rows.push(vec![
                 samples.way.text().into(),
                 median(&samples.kernel_ns),
+                median(&samples.delay_ns),
                 frames,
                 median(&samples.recorder_ns),
                 median(&samples.bytes),

@@ -7,6 +7,7 @@ mod calls;
 mod faults;
 mod fixture;
 mod follow;
+mod generated;
 mod graph;
 mod hazards;
 mod hostile;
@@ -58,6 +59,7 @@ fn trials() -> Vec<Trial> {
         sched::TESTS,
         stacks::TESTS,
         if std::env::var_os("TRACER_REAL_LIBS").is_some() { stacks::REAL } else { &[] },
+        generated::TESTS,
         python::TESTS,
         peer::TESTS,
         marks::TESTS,

@@ -22,7 +22,11 @@ use tracer::{
 };
 use tracer_abi::mark::FINISH_STOP;
 
-use crate::{Test, faults, fixture::calls_only};
+use crate::{
+    Test, faults,
+    fixture::calls_only,
+    stacks::{Seen, record, samples_only},
+};
 use tiers::Hop;
 
 pub(crate) const TESTS: &[(&str, Test)] = &[
@@ -30,6 +34,7 @@ pub(crate) const TESTS: &[(&str, Test)] = &[
     ("servers::uvicorn_uvloop", || every_token(uvicorn(&["--loop", "uvloop", "--http", "httptools"])?)),
     ("servers::uvicorn_workers", || every_token(uvicorn(&["--loop", "asyncio", "--workers", "2"])?)),
     ("servers::node", || every_token(node()?)),
+    ("servers::node_functions", node_functions),
     ("servers::axum", axum),
     ("servers::fastapi_marks", fastapi_marks),
     ("servers::endpoint_in_the_flame_graph", endpoint_in_the_flame_graph),
@@ -147,6 +152,42 @@ fn ask(stream: &mut TcpStream, name: &str, tokens: usize) -> Result<u32> {
     }
     let text = String::from_utf8_lossy(&answer);
     Ok(u32::try_from(text.matches("\"text\":").count())?)
+}
+
+/// Functions that Node compiles while they run, by the perf map that it writes.
+fn node_functions() -> Result<()> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernel/fixtures/stacks.js");
+    let folder = tempfile::tempdir()?;
+    let mut program = Command::new("node");
+    // It writes another log where it is.
+    program.current_dir(folder.path());
+    // Compiled at once, and nothing put into its caller.
+    program.args(["--perf-basic-prof", "--always-sparkplug", "--max-inlined-bytecode-size=0"]);
+    program.arg(&script).args(["deep", "2000"]);
+    let recorded = record(&mut program, samples_only(499), Profiles::builtin())?;
+    std::fs::remove_file(format!("/tmp/perf-{}.map", recorded.pid))?;
+    let chain = [("work", 22, 14), ("call", 17, 7), ("middle", 12, 16), ("leaf", 4, 14)]
+        .map(|(name, line, column)| format!("{name} {}:{line}:{column}", script.display()));
+    // Behind `JS:` is how it was compiled.
+    let function =
+        |name: &str| Some(name.strip_prefix("JS:")?.trim_start_matches(['~', '^', '*']).to_owned());
+    let in_leaf = |seen: &Seen| seen.names.last().and_then(|leaf| function(leaf)).as_ref() == chain.last();
+    let callers = |seen: &Seen| {
+        let from = seen.names.len().saturating_sub(chain.len());
+        seen.names[from..].iter().map(|name| function(name)).collect::<Vec<_>>()
+    };
+    let all = recorded.samples(in_leaf);
+    let whole = recorded.samples(|seen| in_leaf(seen) && callers(seen) == chain.clone().map(Some));
+    println!("  {all} samples in `leaf`, {whole} of them with all of its callers");
+    ensure!(all > 100 && whole as f64 > 0.9 * all as f64, "{all} samples in `leaf`, {whole} of them whole");
+    // In the place of one that was not compiled yet is the interpreter.
+    let right = |seen: &Seen| {
+        let mut pairs = callers(seen).into_iter().zip(&chain);
+        pairs.all(|(name, one)| name.is_none_or(|name| name == *one))
+    };
+    let wrong = recorded.stacks.iter().find(|seen| seen.cut.is_none() && in_leaf(seen) && !right(seen));
+    ensure!(wrong.is_none(), "{wrong:#?}");
+    Ok(())
 }
 
 /// The package's middleware in a real server: every request and token by marks, of the right tenant.

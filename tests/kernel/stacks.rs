@@ -1,7 +1,7 @@
 //! Stacks of programs whose call chains are known.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     path::{Path, PathBuf},
     process::Command,
     sync::OnceLock,
@@ -11,7 +11,8 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use engines::Profiles;
 use tracer::{
-    event::{Event, Stack, StackCut, StackId},
+    capture::Capture,
+    event::{Event, Sample, Stack, StackCut, StackId},
     probe::{Notice, Options, Session, process},
     symbol::{FrameKind, SymbolFrame, Symbolizer},
     timeline::tables::LedgerRow,
@@ -20,6 +21,7 @@ use tracer::{
 use crate::{
     Test, faults,
     fixture::{Running, calls_only, compile},
+    truth::{self, Truth},
 };
 
 pub(crate) const TESTS: &[(&str, Test)] = &[
@@ -34,6 +36,7 @@ pub(crate) const TESTS: &[(&str, Test)] = &[
     ("stacks::other_stacks", other_stacks),
     ("stacks::libraries_that_come_and_go", libraries_that_come_and_go),
     ("stacks::children", children),
+    ("stacks::server", server),
     ("stacks::doctor", doctor),
 ];
 
@@ -63,6 +66,9 @@ impl Programs {
         };
         cpp("stacks.cpp", "stacks", &[])?;
         cpp("stacks_lib.cpp", "libstacks.so", &["-shared", "-fPIC"])?;
+        let mut framed = Command::new("g++");
+        framed.args(["-std=c++20", "-O2", "-fno-omit-frame-pointer", "-Wall", "-Wextra", "-Werror", "-o"]);
+        compile(framed.arg(folder.path().join("generated")).arg(sources.join("generated.cpp")))?;
         let mut rustc = Command::new("rustc");
         rustc.args(["-O", "--edition", "2024", "-o"]).arg(folder.path().join("stacks-rust"));
         compile(rustc.arg(sources.join("stacks.rs")))?;
@@ -105,7 +111,9 @@ impl Seen {
 }
 
 /// What a recording saw of stacks.
+#[derive(Default)]
 pub(crate) struct Recorded {
+    pub(crate) pid: u32,
     pub(crate) stacks: Vec<Seen>,
     pub(crate) ledger: Vec<LedgerRow>,
     pub(crate) notices: Vec<Notice>,
@@ -145,11 +153,13 @@ pub(crate) fn samples_only(hz: u64) -> Options {
     Options { sample_hz: hz, sockets: false, ..calls_only() }
 }
 
-/// Records a program from "ready" to "done"; names its stacks while it lives.
+/// Records a program, with what started it, from "ready" to "done"; names its stacks while it lives.
 pub(crate) fn record(command: &mut Command, options: Options, profiles: Profiles) -> Result<Recorded> {
     let mut running = Running::start_command(command)?;
     let mut session = Session::start(options, profiles)?;
-    session.add(&process::find(running.pid())?)?;
+    for found in process::tree(running.pid())? {
+        session.add(&found)?;
+    }
     ensure!(session.wait_for_tables(Duration::from_secs(60)), "tables do not come");
     let mut events = Vec::new();
     running.tell()?;
@@ -158,8 +168,9 @@ pub(crate) fn record(command: &mut Command, options: Options, profiles: Profiles
     let notices = session.take_notices();
     let ledger = session.stop(&mut events).ledger;
     let stacks = seen(&events);
+    let pid = running.pid();
     running.end()?;
-    Ok(Recorded { stacks, ledger, notices, said })
+    Ok(Recorded { pid, stacks, ledger, notices, said })
 }
 
 /// The stacks of all events, named.
@@ -181,27 +192,53 @@ pub(crate) fn seen(events: &[Event]) -> Vec<Seen> {
             _ => {}
         }
     }
+    let named = samples.into_iter().filter_map(|(id, samples)| {
+        let stack = stacks.get(&id)?;
+        Some(named(stack, &symbolizer.frames(stack), samples))
+    });
+    named.collect()
+}
+
+/// The stacks of some samples of a capture, by the names that it has for them.
+pub(crate) fn seen_in(capture: &Capture, such: impl Fn(&Sample) -> bool) -> Result<Vec<Seen>> {
+    let mut samples: BTreeMap<StackId, u64> = BTreeMap::new();
+    for sample in capture.samples()? {
+        let sample = sample?;
+        let stack = sample.stack.filter(|_| such(&sample));
+        stack.into_iter().for_each(|id| *samples.entry(id).or_default() += 1);
+    }
+    let mut frames: HashMap<StackId, Vec<SymbolFrame>> = HashMap::new();
+    for frame in capture.frames()? {
+        let frame = frame?;
+        frames.entry(frame.stack).or_default().push(frame);
+    }
+    let stacks = capture.stacks()?.collect::<tracer::capture::Result<Vec<_>>>()?;
+    let named = stacks.iter().filter_map(|stack| {
+        let samples = *samples.get(&stack.id)?;
+        Some(named(stack, frames.get(&stack.id)?, samples))
+    });
+    Ok(named.collect())
+}
+
+/// `frames` are of that stack, leaf first.
+fn named(stack: &Stack, frames: &[SymbolFrame], samples: u64) -> Seen {
     let name = |frame: &SymbolFrame| {
         let name = frame.label();
         match frame.kind {
             FrameKind::Kernel => format!("{name}_[k]"),
+            FrameKind::User if name.contains('/') => name,
             // What the compiler made of a function is that function.
             FrameKind::User => name.split('.').next().unwrap_or_default().to_owned(),
             FrameKind::Python => name,
         }
     };
-    let named = samples.into_iter().filter_map(|(id, samples)| {
-        let stack = stacks.get(&id)?;
-        let frames = symbolizer.frames(stack);
-        Some(Seen {
-            names: frames.iter().rev().map(name).collect(),
-            modules: frames.iter().rev().map(|frame| frame.module.clone()).collect(),
-            cut: stack.cut,
-            frame_pointer_steps: stack.frame_pointer_steps,
-            samples,
-        })
-    });
-    named.collect()
+    Seen {
+        names: frames.iter().rev().map(name).collect(),
+        modules: frames.iter().rev().map(|frame| frame.module.clone()).collect(),
+        cut: stack.cut,
+        frame_pointer_steps: stack.frame_pointer_steps,
+        samples,
+    }
 }
 
 /// Whether what is known of the call chain of `deep` holds: rec_a → rec_b → rec_c → rec_a …, all of them once a leaf is
@@ -427,6 +464,32 @@ fn real_libraries() -> Result<()> {
             seen.is_whole() || handled(seen)
         })?;
     }
+    Ok(())
+}
+
+/// The engine's threads of the stand-in server, which go through its libraries.
+fn server() -> Result<()> {
+    let server = ["--ranks", "2", "--zero-gpu", "--host-us", "1000"];
+    let load = ["--requests", "60", "--concurrency", "8", "--output-tokens", "50-100"];
+    let run = truth::run(&server, &load, &["--sample-hz", "499"])?;
+    let engine: HashSet<u32> = run
+        .truth
+        .iter()
+        .filter_map(|line| if let Truth::Step { tid, .. } = line { Some(*tid) } else { None })
+        .collect();
+    ensure!(engine.len() == 2, "{} threads run steps", engine.len());
+    let stacks = seen_in(&run.capture, |sample| engine.contains(&sample.origin.tid))?;
+    let recorded = Recorded { stacks, ..Recorded::default() };
+    ensure!(recorded.samples(|_| true) > 200, "{} samples", recorded.samples(|_| true));
+    recorded.most(0.99, "reach the thread's start", Seen::is_whole)?;
+    recorded.most(0.99, "have a name for each function", |seen| {
+        !seen.names.iter().any(|name| name.contains("+0x") || name.starts_with("[k]"))
+    })?;
+    recorded.most(0.99, "are the engine's", |seen| {
+        seen.names.iter().any(|name| name.contains("standin_server::engine::"))
+    })?;
+    let inside = |seen: &Seen| seen.modules.iter().any(|module| module.ends_with("libnvinfer.so.10"));
+    ensure!(recorded.samples(inside) > 50, "{} samples go through its library", recorded.samples(inside));
     Ok(())
 }
 

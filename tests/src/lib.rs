@@ -4,6 +4,7 @@ pub mod browser;
 pub mod clock_sim;
 pub mod python;
 pub mod random;
+pub mod samples;
 pub mod stats;
 pub mod synthetic;
 pub mod table;

@@ -1,12 +1,16 @@
 //! The page of `tracer view` in a real browser: a selection shows exactly its tokens, keys reach everything, names from
 //! outside stay text. Where no Chromium is installed it says SKIP, which `TRACER_REQUIRE=1` turns into a failure.
 
+mod others;
+
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
+use flamegraphs::Loss;
 use libtest_mimic::{Arguments, Failed, Trial};
 use serde_json::json;
 use tempfile::TempDir;
@@ -19,11 +23,16 @@ use tracer_tests::synthetic::{self, Recording};
 /// Would run, or break out of where it is put, if it were read as markup.
 const HOSTILE: &str = "</script><img src=x onerror=hacked()><svg onload=hacked()>\u{202e}";
 
+/// When events were lost, ns since the recording began.
+const LOST_NS: Range<u64> = 300_000_000..500_000_000;
+
 type Test = fn(&mut Browser, &Exhibit) -> Result<()>;
 
-const TESTS: [(&str, Test); 6] = [
+const TESTS: [(&str, Test); 8] = [
     ("selection_by_mouse", selection_by_mouse),
     ("everything_by_keys", everything_by_keys),
+    ("lines_of_quantiles", lines_of_quantiles),
+    ("columns_that_hold_nothing_or_lost_events", columns_that_hold_nothing_or_lost_events),
     ("search", search),
     ("the_url_carries_the_selection", the_url_carries_the_selection),
     ("dark_and_light", dark_and_light),
@@ -53,13 +62,14 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let trials = TESTS.map(|(name, test)| {
+    let others = if others::folder().is_some() { others::TESTS } else { &[] };
+    let trials = TESTS.iter().chain(others).map(|&(name, test)| {
         let exhibit = exhibit.clone();
         Trial::test(name, move || {
             run(browser, &exhibit, test).map_err(|error| Failed::from(format!("{error:#}")))
         })
     });
-    libtest_mimic::run(&arguments, trials.into()).exit_code()
+    libtest_mimic::run(&arguments, trials.collect()).exit_code()
 }
 
 /// Runs a test in a browser of its own; whatever it does, nothing may complain and nothing hostile may run.
@@ -72,8 +82,10 @@ fn run(name: &str, exhibit: &Exhibit, test: Test) -> Result<()> {
     )?;
     test(&mut browser, exhibit)?;
     ensure!(browser.evaluate("window.isHacked === undefined")? == true, "a name was run");
+    // What is another tool's has markup of its own.
+    let is_ours = "document.documentElement.dataset.ready === 'true'";
     let strangers = "document.querySelectorAll('img, svg, iframe, object, script:not(:last-of-type)').length";
-    ensure!(browser.evaluate(strangers)? == 0, "a name became markup");
+    ensure!(browser.evaluate(is_ours)? == false || browser.evaluate(strangers)? == 0, "a name became markup");
     ensure!(browser.complaints.is_empty(), "the browser complains: {:#?}", browser.complaints);
     Ok(())
 }
@@ -81,6 +93,7 @@ fn run(name: &str, exhibit: &Exhibit, test: Test) -> Result<()> {
 /// A page, and the capture that it is of.
 struct Exhibit {
     material: Material,
+    caption: Caption,
     folder: TempDir,
 }
 
@@ -111,9 +124,10 @@ impl Exhibit {
             facts: vec![HOSTILE.to_owned()],
             notes: vec![HOSTILE.to_owned()],
             span_ns: material.tables.meta.ended_ns - material.tables.meta.started_ns,
+            losses: vec![Loss { range: LOST_NS, what: format!("7 dropped {HOSTILE}") }],
         };
-        let exhibit = Self { material, folder };
-        std::fs::write(exhibit.page(), page(&exhibit.material, &caption)?.html)?;
+        let exhibit = Self { material, caption, folder };
+        std::fs::write(exhibit.page(), page(&exhibit.material, &exhibit.caption)?.html)?;
         Ok(exhibit)
     }
 
@@ -302,6 +316,100 @@ fn everything_by_keys(browser: &mut Browser, exhibit: &Exhibit) -> Result<()> {
     browser.evaluate("document.getElementById('heatmap').focus()")?;
     browser.press("Escape", false)?;
     browser.wait("!location.hash.includes('time=')")
+}
+
+/// Latencies by column of the heatmap, in µs, of first tokens or of gaps.
+fn by_column(exhibit: &Exhibit, first: bool) -> (u64, Vec<Vec<u64>>) {
+    let meta = &exhibit.material.tables.meta;
+    let width = ((meta.ended_ns - meta.started_ns) / 1000).div_ceil(COLUMNS);
+    let mut columns = vec![Vec::new(); COLUMNS as usize];
+    for token in exhibit.material.tables.tokens.iter().filter(|token| (token.index == 0) == first) {
+        if let Some((at, latency)) = exhibit.times_us(token) {
+            columns[(at / width).min(COLUMNS - 1) as usize].push(latency);
+        }
+    }
+    (width, columns)
+}
+
+const COLUMNS: u64 = 200;
+
+/// What the heatmap says of a column, to which the cursor walks from the first.
+fn said_of(browser: &mut Browser, column: usize) -> Result<String> {
+    browser.evaluate("document.getElementById('heatmap').focus()")?;
+    browser.press("Home", false)?;
+    (0..column).try_for_each(|_| browser.press("ArrowRight", false))?;
+    browser.text("heat-cell")
+}
+
+fn lines_of_quantiles(browser: &mut Browser, exhibit: &Exhibit) -> Result<()> {
+    browser.open(&exhibit.page(), "")?;
+    let legend = browser.text("heat-legend")?.replace('\u{202f}', "");
+    ensure!(legend.contains("p50, n ≥ 20 each") && legend.contains("p99, n ≥ 1000 each"), "{legend}");
+    let (_, columns) = by_column(exhibit, false);
+    for (name, per_mille) in [("p50", 500), ("p99", 990)] {
+        // The second window.
+        let (mut window, mut windows, mut last) = (Vec::<u64>::new(), 0, 0);
+        for (column, latencies) in columns.iter().enumerate() {
+            window.extend(latencies);
+            last = column;
+            if window.len() * (1000 - per_mille) >= 10_000 {
+                windows += 1;
+                if windows == 2 {
+                    break;
+                }
+                window.clear();
+            }
+        }
+        window.sort_unstable();
+        let value_us = window[(window.len() * per_mille).div_ceil(1000) - 1] as f64;
+        let said = said_of(browser, last)?;
+        let part = said.split(" · ").find_map(|part| part.strip_prefix(&format!("{name} ")));
+        let (value, rest) = part.and_then(|part| part.split_once(" ms of ")).context(said.clone())?;
+        ensure!(rest.replace('\u{202f}', "") == window.len().to_string(), "{name}: {said}, {}", window.len());
+        let shown_us = value.parse::<f64>()? * 1e3;
+        ensure!((shown_us - value_us).abs() <= 0.006 * value_us, "{name}: {said}, {value_us} µs are right");
+    }
+    Ok(())
+}
+
+/// How many pixels of a column have this colour, from the top down to `to`.
+fn pixels(browser: &mut Browser, column: usize, to: u32, colour: &str) -> Result<u64> {
+    let count = browser.evaluate(&format!(
+        "(() => {{ const canvas = document.getElementById('heatmap'), ratio = canvas.width / canvas.clientWidth;
+        const x = (64 + (canvas.clientWidth - 64) * ({column} + 0.5) / {COLUMNS}) * ratio;
+        const data = canvas.getContext('2d').getImageData(x, 0, 1, {to} * ratio).data;
+        const wanted = getComputedStyle(document.documentElement).getPropertyValue('--{colour}').trim();
+        const name = (i) => '#' + [...data.slice(i, i + 3)].map((c) => c.toString(16).padStart(2, '0')).join('');
+        let count = 0;
+        for (let i = 0; i < data.length; i += 4) if (data[i + 3] === 255 && name(i) === wanted) count++;
+        return count; }})()"
+    ))?;
+    count.as_u64().context("no count")
+}
+
+fn columns_that_hold_nothing_or_lost_events(browser: &mut Browser, exhibit: &Exhibit) -> Result<()> {
+    browser.open(&exhibit.page(), "")?;
+    let legend = browser.text("heat-legend")?;
+    ensure!(legend.contains("events lost"), "{legend}");
+    let (width, columns) = by_column(exhibit, true);
+    let last = (LOST_NS.end / 1000).div_ceil(width) as usize;
+    for (column, is_lost) in
+        [((LOST_NS.start / 1000 / width) as usize, true), (last - 1, true), (last, false)]
+    {
+        ensure!((pixels(browser, column, 5, "lost")? > 0) == is_lost, "column {column}");
+        let said = said_of(browser, column)?;
+        ensure!(said.contains("events lost: 7 dropped") == is_lost, "{said}");
+    }
+    browser.open(&exhibit.page(), "#kind=ttft")?;
+    let empty = columns.iter().position(Vec::is_empty).context("no column is empty")?;
+    let full = columns.iter().position(|column| !column.is_empty()).context("all are empty")?;
+    ensure!(browser.text("heat-legend")?.contains("no tokens"));
+    ensure!(pixels(browser, empty, 250, "line")? > pixels(browser, full, 250, "line")?);
+    for (column, is_empty) in [(empty, true), (full, false)] {
+        let said = said_of(browser, column)?;
+        ensure!(said.contains("no tokens") == is_empty, "{said}");
+    }
+    browser.screenshot("columns")
 }
 
 fn search(browser: &mut Browser, exhibit: &Exhibit) -> Result<()> {

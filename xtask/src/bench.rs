@@ -1,6 +1,6 @@
 //! `cargo xtask bench`: what tracing costs on this machine, and how right its clocks are.
 
-use crate::command::{built, cargo, run as run_command};
+use crate::command::{built, cargo, root, run as run_command};
 use crate::{real_libs, setup};
 use anyhow::Result;
 use clap::Args;
@@ -44,6 +44,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     } else if options.large {
         run_command(build.args(["--bin", "tracer-bench", "--bin", "tracer"]))?;
         bench.arg("--large");
+        match inferno() {
+            Ok(folder) => _ = bench.arg("--inferno").arg(folder),
+            Err(error) => eprintln!("bench: nothing will be compared with inferno's programs: {error:#}"),
+        }
     } else {
         setup::run()?;
         run_command(build.env("TRACER_EBPF", "require"))?;
@@ -72,4 +76,18 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         bench.arg("--json").arg(file);
     }
     run_command(&mut bench)
+}
+
+/// The folder of inferno's programs; installs them where they are missing.
+fn inferno() -> Result<PathBuf> {
+    const VERSION: &str = "0.12.8";
+    let folder = root().join("target/inferno");
+    let programs = folder.join("bin");
+    if !programs.join("inferno-collapse-perf").exists() {
+        eprintln!("bench: installing inferno {VERSION}");
+        let mut install = cargo();
+        install.args(["install", "--quiet", "--locked", "inferno", "--version", VERSION, "--root"]);
+        run_command(install.arg(&folder))?;
+    }
+    Ok(programs)
 }

@@ -1,17 +1,17 @@
 //! `cargo xtask test --real-servers` and `--aiperf`: servers that people run, unmodified, NVIDIA's load generator, and the
 //! tests that trace the ones under the other; also the tests of the Python package, in a real server beside the packages
-//! that people use with it.
+//! that people use with it, and of what is exported, in the tools that it is for.
 //!
-//! They are fetched by name through pip into virtual environments in `target/real-servers` and `target/aiperf`; Node and
-//! nginx come through apt.
+//! They are fetched by name through pip into virtual environments in `target/real-servers` and `target/aiperf`, speedscope
+//! through npm; Node, nginx and Chromium come through apt.
 
-use crate::command::{root, run as run_command};
+use crate::command::{cargo, root, run as run_command};
 use crate::{setup, test};
 use anyhow::Result;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const SERVERS: [&str; 11] = [
+const SERVERS: [&str; 12] = [
     "fastapi==0.165.0",
     "uvicorn==0.54.0",
     "uvloop",
@@ -23,7 +23,10 @@ const SERVERS: [&str; 11] = [
     "asgi-correlation-id==5.0.1",
     "opentelemetry-instrumentation-fastapi==0.66b2",
     "opentelemetry-sdk",
+    // Not a server: its schema reads traces that are exported.
+    "perfetto==0.59.1",
 ];
+const SPEEDSCOPE: &str = "speedscope@1.25.0";
 /// With what it depends on, 1.2 GB.
 const AIPERF: [&str; 1] = ["aiperf==0.13.0"];
 const MAKE_TOKENIZER: &str = "tests/kernel/servers/make_tokenizer.py";
@@ -43,6 +46,13 @@ pub(crate) fn run(require: bool) -> Result<()> {
     run_command(install.args(["--force-reinstall", "--no-deps"]).arg(root().join(PYTHON_PACKAGE)))?;
     let mut tests = test::kernel_tier(require);
     run_command(tests.env("TRACER_REAL_SERVERS", &servers).args(["--", "servers::"]))?;
+    speedscope(&servers)?;
+    let mut view = cargo();
+    view.args(["test", "--workspace", "--test", "view"]).env("TRACER_EBPF", "require");
+    if require {
+        view.env("TRACER_REQUIRE", "1");
+    }
+    run_command(view.env("TRACER_REAL_SERVERS", &servers).args(["--", "others::"]))?;
     let python = |arguments: &[&str]| {
         let mut python = Command::new(servers.join("venv/bin/python"));
         python.arg("-m").args(arguments).current_dir(root().join(PYTHON_PACKAGE));
@@ -72,6 +82,21 @@ pub(crate) fn run_aiperf(require: bool) -> Result<()> {
     let mut tests = test::kernel_tier(require);
     tests.env("TRACER_REAL_SERVERS", servers).env("TRACER_AIPERF", folder);
     run_command(tests.args(["--", "aiperf::"]))
+}
+
+/// Brings speedscope, and the browser that it runs in.
+fn speedscope(folder: &Path) -> Result<()> {
+    if let Err(error) = setup::bring("chromium", "chromium") {
+        eprintln!("test: {error:#}");
+    }
+    let folder = folder.join("speedscope");
+    if folder.join("node_modules/speedscope").exists() {
+        return Ok(());
+    }
+    setup::bring("npm", "npm")?;
+    let mut npm = Command::new("npm");
+    npm.args(["install", "--silent", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix"]);
+    run_command(npm.arg(folder).arg(SPEEDSCOPE))
 }
 
 /// The folder with the servers.

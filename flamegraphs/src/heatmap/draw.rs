@@ -34,14 +34,17 @@ pub(crate) const LOST_COLUMN: &str = "fill=\"#c1121f\" fill-opacity=\"0.08\"";
 const LINES: [(&str, usize, &str); 2] =
     [("p50", 500, "stroke=\"#e69f00\""), ("p99", 990, "stroke=\"#d1380b\" stroke-dasharray=\"7 3\"")];
 
-/// Colours of the smallest and the largest count; both are told from white and, by lightness, from each other.
-const LIGHT: [f64; 3] = [190.0, 214.0, 240.0];
-const MIDDLE: [f64; 3] = [49.0, 116.0, 190.0];
-const DARK: [f64; 3] = [8.0, 29.0, 88.0];
+/// Colours from the smallest to the largest count; both ends are told from the ground and, by lightness, from each other.
+type Ramp = [[f64; 3]; 3];
+const ON_WHITE: Ramp = [[190.0, 214.0, 240.0], [49.0, 116.0, 190.0], [8.0, 29.0, 88.0]];
+const ON_DARK: Ramp = [[38.0, 62.0, 106.0], [62.0, 128.0, 204.0], [200.0, 226.0, 255.0]];
+/// So many are told apart by nobody; each has a colour on dark.
+const SHADES: usize = 32;
 
 pub(super) fn draw(input: &HeatmapInput<'_>, grid: &Grid<'_>) -> String {
     let height = HEIGHT + strips::height(input);
     let mut svg = Svg::new(WIDTH, height, &input.header.title, DEFS);
+    svg.set_dark(dark_shades());
     input.header.draw(&mut svg);
     let lines = LINES.map(|(_, per_mille, _)| {
         grid.cuts().windows(2).flat_map(|cut| windows(&grid.latencies, cut[0]..cut[1], per_mille)).collect()
@@ -313,10 +316,21 @@ fn colour(count: u64, most: u64) -> String {
     shade(if most <= 1 { 1.0 } else { count.saturating_sub(1) as f64 / (most - 1) as f64 })
 }
 
-/// The colour of a share of the scale, from light to dark.
+/// The colour of a share of the scale.
 pub(crate) fn shade(share: f64) -> String {
+    let step = (share.clamp(0.0, 1.0) * (SHADES - 1) as f64).round() as usize;
+    of_ramp(ON_WHITE, step)
+}
+
+/// What each [`shade`] becomes on dark.
+pub(crate) fn dark_shades() -> impl Iterator<Item = (String, String)> {
+    (0..SHADES).map(|step| (of_ramp(ON_WHITE, step), of_ramp(ON_DARK, step)))
+}
+
+fn of_ramp([first, middle, last]: Ramp, step: usize) -> String {
+    let share = step as f64 / (SHADES - 1) as f64;
     let (from, to, at) =
-        if share < 0.5 { (LIGHT, MIDDLE, share * 2.0) } else { (MIDDLE, DARK, share * 2.0 - 1.0) };
+        if share < 0.5 { (first, middle, share * 2.0) } else { (middle, last, share * 2.0 - 1.0) };
     let channel = |i: usize| (from[i] + (to[i] - from[i]) * at).round() as u8;
     format!("#{:02x}{:02x}{:02x}", channel(0), channel(1), channel(2))
 }

@@ -9,7 +9,7 @@ mod grid;
 mod quantile;
 mod strips;
 
-pub(crate) use draw::{DEFS, EMPTY, LOST, LOST_COLUMN, shade, time_range};
+pub(crate) use draw::{DEFS, EMPTY, LOST, LOST_COLUMN, dark_shades, shade, time_range};
 
 use crate::{Error, Header};
 use std::ops::Range;

@@ -1,7 +1,7 @@
 //! Tokens, steps and the GPU under each other on one axis of time.
 
 use super::{LEFT, Part, Piece, RIGHT, RequestInput, SECTION, StepBar, TokenBar, length, slowest};
-use crate::frame::{GRID, INK, SOFT_INK, TICK};
+use crate::frame::{GRID, INK, ON_LIGHT, SOFT_INK, TICK};
 use crate::part::{Hue, fill};
 use crate::scale::{count, duration, time_ticks};
 use crate::svg::{Anchor, Rect, Style, Svg};
@@ -216,7 +216,8 @@ impl<'a> Lanes<'a> {
                 let part = Rect { y: base - prompts, height: prompts, ..rect };
                 svg.rect(part, &fill(PROMPTS, true), Some(&tooltip));
             }
-            let label = Style::new(INSIDE, INK).anchor(Anchor::Middle);
+            let ink = if step.is_own && step.prompts == 0 { ON_LIGHT } else { INK };
+            let label = Style::new(INSIDE, ink).anchor(Anchor::Middle);
             let text = if step.prompts > 0 {
                 format!("{} · {} prompt tokens", step.batch, count(step.prompt_tokens))
             } else {
@@ -348,7 +349,7 @@ fn bins_of<'a>(view: &View, steps: &[&'a StepBar]) -> Vec<&'a StepBar> {
 
 /// The name of a part in its rectangle, where there is room.
 fn inside(svg: &mut Svg, part: &Part, rect: Rect) {
-    let ink = if part.hue.is_dark() { "#ffffff" } else { INK };
+    let ink = if part.hue.is_dark() { "#ffffff" } else { ON_LIGHT };
     let style = Style::new(INSIDE, ink).anchor(Anchor::Middle);
     let name = shorten(&part.name, 24);
     if rect.width >= style.width(&name) + 4.0 {

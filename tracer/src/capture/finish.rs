@@ -20,7 +20,7 @@ use crate::event::{
     Call, Code, EngineFile, Event, GpuProcess, GpuSample, HostClock, HttpBegin, HttpEnd, HttpSend, HttpWire,
     Mapping, Point, Process, ProcessId, Sample, Sched, Stack, Xid,
 };
-use crate::symbol::{self, SymbolFrame, Symbolizer};
+use crate::symbol::{self, HeldFiles, SymbolFrame, Symbolizer};
 use crate::timeline::budget::{Budget, Budgets};
 use crate::timeline::rows::{Hazard, Iteration, Layer, Phase, Request, Step, Token};
 use crate::timeline::shares::{Share, Weights, shares};
@@ -48,6 +48,14 @@ pub struct Finished {
 /// # Errors
 /// When the folder is no capture, is being recorded, or cannot be written; it can then be finished again.
 pub fn finish(dir: &Path) -> Result<Finished> {
+    finish_with(dir, HeldFiles::default())
+}
+
+/// As [`finish`], with the files that the recording has kept open.
+///
+/// # Errors
+/// As [`finish`].
+pub fn finish_with(dir: &Path, files: HeldFiles) -> Result<Finished> {
     let folder = Folder::lock(dir)?;
     let mut meta = Meta::read(&folder)?;
     let mut rows = BTreeMap::new();
@@ -58,7 +66,7 @@ pub fn finish(dir: &Path) -> Result<Finished> {
         rows.insert(SymbolFrame::NAME, Batches::<SymbolFrame>::open(&folder)?.count_finished());
     } else {
         let this_boot = !meta.boot_id.is_empty() && meta.boot_id == boot_id();
-        rows.insert(SymbolFrame::NAME, name_stacks(&folder, this_boot)?);
+        rows.insert(SymbolFrame::NAME, name_stacks(&folder, this_boot, files)?);
     }
     write_causes(&folder, &mut rows)?;
     let ledger = write_ledger(&folder, &rows, derived.ledger)?;
@@ -266,8 +274,8 @@ impl TimelineTables {
 }
 
 /// Writes the names of what every stack went through.
-fn name_stacks(folder: &Folder, this_boot: bool) -> Result<u64> {
-    let mut symbolizer = Symbolizer::new(symbol::Options { this_boot });
+fn name_stacks(folder: &Folder, this_boot: bool, files: HeldFiles) -> Result<u64> {
+    let mut symbolizer = Symbolizer::new(symbol::Options { this_boot }).with_files(files);
     let mut mappings = Batches::<Mapping>::open(folder)?;
     while let Some(rows) = mappings.next_rows()? {
         rows.into_iter().for_each(|mapping| symbolizer.add_mapping(mapping));

@@ -39,7 +39,7 @@ mod writer;
 pub use arrow_table::ArrowBatches;
 pub use derived::{ClockKnot, DERIVED_TABLES, IdKind, OffCpu, OffReason, RequestId};
 pub use error::{Error, ErrorKind, Result};
-pub use finish::{Finished, finish};
+pub use finish::{Finished, finish, finish_with};
 pub use meta::{Meta, MetaProcess, VERSION};
 pub use open::{Capture, Rows};
 pub(crate) use raw::Counter;

@@ -65,7 +65,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
 }
 
 fn pictures(args: &Args, capture: &Capture, material: &Material) -> Result<()> {
-    let caption = caption(material);
+    let caption = caption(capture, material)?;
     if let Some(path) = &args.html {
         let page = export::page(material, &caption)?;
         write(path, "page", |file| Ok(file.write_all(page.html.as_bytes())?))?;
@@ -93,7 +93,7 @@ fn write(path: &Path, what: &str, write: impl FnOnce(&mut BufWriter<File>) -> Re
 }
 
 /// What is said of a capture as a whole.
-pub(super) fn caption(material: &Material) -> Caption {
+pub(super) fn caption(capture: &Capture, material: &Material) -> Result<Caption> {
     let tables = &material.tables;
     let meta = &tables.meta;
     let start = date_time(meta.started_realtime_ns);
@@ -117,10 +117,11 @@ pub(super) fn caption(material: &Material) -> Caption {
         (!meta.complete).then(|| "the recorder was killed: the end may be missing".to_owned()),
         Some(picture::missing(&tables.ledger)),
     ];
-    Caption {
+    Ok(Caption {
         title: start.map_or("capture".to_owned(), |start| format!("capture of {start}")),
         facts: facts.into_iter().flatten().collect(),
         notes: notes.into_iter().flatten().collect(),
         span_ns: picture::span_ns(tables),
-    }
+        losses: picture::losses(capture, meta.started_ns)?,
+    })
 }

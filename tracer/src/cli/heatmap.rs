@@ -4,9 +4,7 @@ mod rows;
 mod strips;
 
 use super::duration::{ns, parse as duration, parse_offset as offset};
-use super::picture::{Names, open, span_ns, subtitle, write};
-use crate::capture::Counter;
-use crate::event::ProcessId;
+use super::picture::{Names, losses, open, span_ns, subtitle, write};
 use crate::latency;
 use crate::timeline::rows::Source;
 use crate::timeline::tables::Tables;
@@ -14,7 +12,6 @@ use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use flamegraphs::{Axis, Header, HeatmapInput, Loss, Point};
 use std::borrow::Cow;
-use std::collections::HashMap;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -103,7 +100,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         latency,
         range: args.from.map_or(0, ns)..end,
         observed: latency.observed(&tables, &names),
-        losses: losses(capture.counters()?.collect::<Result<_, _>>()?, tables.meta.started_ns),
+        losses: losses(&capture, tables.meta.started_ns)?,
     };
     let drawn = match args.by {
         By::Offset => flamegraphs::matrix(&drawing.offsets()),
@@ -182,28 +179,6 @@ impl Drawing<'_> {
     }
 }
 
-/// When the recorder's counters of losses grew: between the flush before the one that says so, and that one.
-fn losses(mut counters: Vec<Counter>, started_ns: u64) -> Vec<Loss> {
-    counters.sort_by_key(|counter| counter.time_ns);
-    let mut flushes: Vec<u64> = counters.iter().map(|counter| counter.time_ns).collect();
-    flushes.dedup();
-    let mut before: HashMap<(Option<ProcessId>, String), u64> = HashMap::new();
-    let mut losses = Vec::new();
-    for Counter { time_ns, row } in counters.into_iter().filter(|counter| counter.row.loss) {
-        let known = before.entry((row.process, row.name.clone())).or_default();
-        let lost = row.count.saturating_sub(*known);
-        *known = row.count;
-        // A line without a time is about the capture's files, not about an instant.
-        if lost > 0 && time_ns > started_ns {
-            let flush = flushes.partition_point(|&flush| flush < time_ns);
-            let since = flush.checked_sub(1).and_then(|i| flushes.get(i)).copied().unwrap_or(started_ns);
-            let range = since.saturating_sub(started_ns)..time_ns - started_ns;
-            losses.push(Loss { range, what: format!("{lost} {}", row.name) });
-        }
-    }
-    losses
-}
-
 impl Latency {
     const fn is_of_steps(self) -> bool {
         matches!(self, Self::Step | Self::GpuSpan)
@@ -272,7 +247,6 @@ impl Latency {
 mod tests {
     use super::*;
     use crate::timeline::rows::{Source, Token};
-    use crate::timeline::tables::LedgerRow;
 
     fn token(index: u32, delivered_ns: u64, latency_ns: Option<u64>) -> Token {
         Token {
@@ -304,26 +278,6 @@ mod tests {
             token(1, 500, Some(9)),
         ];
         tables
-    }
-
-    #[test]
-    fn a_loss_lies_between_two_flushes() {
-        let counter = |time_ns, name: &str, count, loss| Counter {
-            time_ns,
-            row: LedgerRow { process: None, name: name.to_owned(), count, loss },
-        };
-        let counters = vec![
-            counter(0, "torn", 7, true),
-            counter(1_100, "calls", 5, false),
-            counter(1_200, "dropped", 0, true),
-            counter(1_200, "calls", 9, false),
-            counter(1_300, "calls", 12, false),
-            counter(1_400, "dropped", 3, true),
-            counter(1_500, "dropped", 4, true),
-        ];
-        let expected = [(300..400, "3 dropped"), (400..500, "1 dropped")];
-        let expected = expected.map(|(range, what)| Loss { range, what: what.to_owned() });
-        assert_eq!(losses(counters, 1_000), expected);
     }
 
     #[test]

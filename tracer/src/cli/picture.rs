@@ -1,10 +1,12 @@
 //! What the commands that draw have in common: the words around a picture, and its file.
 
 use super::units;
-use crate::capture::Capture;
+use crate::capture::{Capture, Counter};
+use crate::event::ProcessId;
 use crate::timeline::rows::{Request, Token};
 use crate::timeline::tables::{LedgerRow, Meta, Tables};
 use anyhow::{Context, Result};
+use flamegraphs::Loss;
 use std::collections::HashMap;
 use std::io::Write;
 use std::path::Path;
@@ -71,6 +73,33 @@ pub(crate) fn missing(ledger: &[LedgerRow]) -> String {
         .map(|row| format!("{} {}", row.count, row.name))
         .collect();
     if losses.is_empty() { "nothing lost".to_owned() } else { format!("lost: {}", losses.join(", ")) }
+}
+
+/// When events of a capture were lost.
+pub(crate) fn losses(capture: &Capture, started_ns: u64) -> Result<Vec<Loss>> {
+    Ok(grown(capture.counters()?.collect::<Result<_, _>>()?, started_ns))
+}
+
+/// When the recorder's counters of losses grew: between the flush before the one that says so, and that one.
+fn grown(mut counters: Vec<Counter>, started_ns: u64) -> Vec<Loss> {
+    counters.sort_by_key(|counter| counter.time_ns);
+    let mut flushes: Vec<u64> = counters.iter().map(|counter| counter.time_ns).collect();
+    flushes.dedup();
+    let mut before: HashMap<(Option<ProcessId>, String), u64> = HashMap::new();
+    let mut losses = Vec::new();
+    for Counter { time_ns, row } in counters.into_iter().filter(|counter| counter.row.loss) {
+        let known = before.entry((row.process, row.name.clone())).or_default();
+        let lost = row.count.saturating_sub(*known);
+        *known = row.count;
+        // A line without a time is about the capture's files, not about an instant.
+        if lost > 0 && time_ns > started_ns {
+            let flush = flushes.partition_point(|&flush| flush < time_ns);
+            let since = flush.checked_sub(1).and_then(|i| flushes.get(i)).copied().unwrap_or(started_ns);
+            let range = since.saturating_sub(started_ns)..time_ns - started_ns;
+            losses.push(Loss { range, what: format!("{lost} {}", row.name) });
+        }
+    }
+    losses
 }
 
 /// What was traced, the folder of a command left out.

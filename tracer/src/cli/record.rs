@@ -275,7 +275,7 @@ impl Recording {
         let mut rest = Vec::new();
         self.gpus.stop(&mut rest);
         self.note_absences();
-        let Stopped { mut ledger, progress } = self.session.stop(&mut rest);
+        let Stopped { mut ledger, progress, files } = self.session.stop(&mut rest);
         ledger.extend(self.gpus.ledger());
         for event in rest {
             self.writer.write(&event)?;
@@ -288,7 +288,7 @@ impl Recording {
         }
         let simulated = self.writer.meta().simulated;
         self.writer.close()?;
-        capture::finish(folder)?;
+        capture::finish_with(folder, files)?;
         if !self.quiet && coverage == (0, 0) {
             eprintln!(
                 "tracer: no engine function and no mark site was found in the targets: there are no steps and no \

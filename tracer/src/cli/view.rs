@@ -36,8 +36,9 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
-    let material = Material::load(&picture::open(&args.capture)?, None)?;
-    let page = page(&material, &caption(&material))?;
+    let capture = picture::open(&args.capture)?;
+    let material = Material::load(&capture, None)?;
+    let page = page(&material, &caption(&capture, &material)?)?;
     drop(material);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(serve(page, args.port))?;

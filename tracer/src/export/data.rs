@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 
+use flamegraphs::Loss;
 use flamegraphs::text::{clean, shorten};
 use serde::Serialize;
 
@@ -89,6 +90,14 @@ struct LabelHead {
     meaning: &'static str,
 }
 
+/// A stretch of time, µs, and what was lost in it.
+#[derive(Serialize)]
+struct LossHead {
+    from: u64,
+    to: u64,
+    what: String,
+}
+
 #[derive(Serialize)]
 struct LeafHead {
     label: usize,
@@ -114,6 +123,7 @@ struct Head<'a> {
     caption: &'a Caption,
     /// Length of the recording, µs.
     span: u64,
+    losses: Vec<LossHead>,
     labels: Vec<LabelHead>,
     leaves: Vec<LeafHead>,
     names: Vec<String>,
@@ -201,10 +211,16 @@ pub(super) fn block(material: &Material, caption: &Caption) -> serde_json::Resul
     }
 
     let (names, leaves) = dictionary.into_names();
+    let lost = |Loss { range, what }: &Loss| LossHead {
+        from: range.start / 1000,
+        to: range.end.div_ceil(1000),
+        what: name(what),
+    };
     let label = |label: Label| LabelHead { name: label.name(), meaning: label.meaning() };
     let head = Head {
         caption,
         span: caption.span_ns / 1000,
+        losses: caption.losses.iter().map(lost).collect(),
         labels: Label::PARTS.into_iter().map(label).collect(),
         leaves,
         names,

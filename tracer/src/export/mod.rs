@@ -18,6 +18,7 @@ pub use pprof::profile;
 pub use redact::Redactor;
 pub use table::{Format, tables};
 
+use flamegraphs::Loss;
 use serde::Serialize;
 
 use crate::capture::{Capture, Result, Stacks, ThreadNames};
@@ -61,6 +62,9 @@ pub struct Caption {
     /// Length of the recording.
     #[serde(skip)]
     pub span_ns: u64,
+    /// When events were lost, since the recording began.
+    #[serde(skip)]
+    pub losses: Vec<Loss>,
 }
 
 /// Whether a token was made by a prefill, and where a part of its time is drawn below that.

@@ -63,6 +63,7 @@ fn caption(material: &Material) -> Caption {
         facts,
         notes: vec!["nothing lost".into()],
         span_ns: meta.ended_ns - meta.started_ns,
+        losses: Vec::new(),
     }
 }
 

@@ -8,11 +8,11 @@ use std::{
 };
 
 use engines::{Library, Placement, Profiles, Role};
-use object::Object as _;
 use tracer_abi::{MAX_POINTS, call, open as file_open, programs, shape, tensor, tensor::Question};
 
 use super::{
     ProbeError,
+    files::Files,
     kernel::Kernel,
     process::{self, FileMapping},
     trial::{self, Seccomp},
@@ -87,6 +87,7 @@ struct Wanted<'a> {
 pub(crate) struct Attacher {
     profiles: Profiles,
     libraries: HashMap<FileKey, Option<Arc<Library>>>,
+    pub(crate) files: Files,
     pub(crate) processes: BTreeMap<ProcessId, Attached>,
     next_mapping: u32,
     next_point: u32,
@@ -105,6 +106,7 @@ impl Attacher {
         Self {
             profiles,
             libraries: HashMap::new(),
+            files: Files::new(),
             processes: BTreeMap::new(),
             next_mapping: 0,
             next_point: 0,
@@ -176,7 +178,7 @@ impl Attacher {
             let library = self.library_of(process, file);
             let known = attached.mappings.iter().find(|mapping| same(mapping, file)).cloned();
             let mapping = known.unwrap_or_else(|| {
-                let mapping = self.new_mapping(process, file, library.as_deref(), now_ns);
+                let mapping = self.new_mapping(process, file, now_ns);
                 out.push(Event::Mapping(mapping.clone()));
                 mapping
             });
@@ -187,24 +189,18 @@ impl Attacher {
                 self.attach_library(kernel, process, file, &library, allowed, attached, now_ns, out);
             }
         }
+        if files.iter().any(|file| file.path.is_empty()) {
+            self.files.generates(process);
+        }
         attached.index = MappingIndex::new(&current);
         attached.mappings = current;
         attached.files = files;
         Ok(())
     }
 
-    fn new_mapping(
-        &mut self,
-        process: ProcessId,
-        file: &FileMapping,
-        library: Option<&Library>,
-        now_ns: u64,
-    ) -> Mapping {
-        let id = self.next_mapping;
-        self.next_mapping += 1;
-        let build_id = library.map(|library| library.build_id.clone());
-        Mapping {
-            id,
+    fn new_mapping(&mut self, process: ProcessId, file: &FileMapping, now_ns: u64) -> Mapping {
+        let mut mapping = Mapping {
+            id: self.next_mapping,
             time_ns: now_ns,
             process,
             begin: file.begin,
@@ -212,8 +208,11 @@ impl Attacher {
             offset: file.offset,
             inode: file.inode,
             path: file.path.clone(),
-            build_id: build_id.unwrap_or_else(|| build_id_of(process, file)),
-        }
+            build_id: Vec::new(),
+        };
+        self.next_mapping += 1;
+        self.files.mapped(&mut mapping, file);
+        mapping
     }
 
     /// What the profiles know about a mapped file; read once per file.
@@ -490,17 +489,6 @@ pub(crate) fn read<T>(
     // the process that runs it as code, too.
     let bytes = unsafe { memmap2::Mmap::map(&opened) }?;
     Ok(f(&bytes))
-}
-
-fn build_id_of(process: ProcessId, file: &FileMapping) -> Vec<u8> {
-    if file.inode == 0 {
-        return Vec::new();
-    }
-    let build_id = |bytes: &[u8]| {
-        let file = object::File::parse(bytes).ok()?;
-        file.build_id().ok().flatten().map(<[u8]>::to_vec)
-    };
-    read(process, file, build_id).ok().flatten().unwrap_or_default()
 }
 
 fn same(mapping: &Mapping, file: &FileMapping) -> bool {

@@ -9,6 +9,7 @@ mod bpf;
 pub mod btf;
 mod engine_files;
 mod error;
+mod files;
 mod kernel;
 pub mod object;
 pub mod process;

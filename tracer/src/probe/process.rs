@@ -197,6 +197,14 @@ pub fn mappings(pid: u32) -> Result<Vec<FileMapping>, ProbeError> {
         .collect())
 }
 
+/// How many descriptors this process may have.
+pub(super) fn descriptor_limit() -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is where the result goes.
+    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    limit.rlim_cur
+}
+
 fn open(pid: u32) -> Result<ProcProcess, ProbeError> {
     let number = i32::try_from(pid).map_err(|_| ProbeError::ProcessGone { pid })?;
     ProcProcess::new(number).map_err(|error| proc_error(pid, error))

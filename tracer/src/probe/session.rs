@@ -26,6 +26,7 @@ use crate::{
     },
     host_clock::{bracket, monotonic_ns},
     http::Http,
+    symbol::HeldFiles,
     timeline::{coverage, tables::LedgerRow},
 };
 
@@ -55,10 +56,12 @@ pub struct Progress {
 }
 
 /// What a recording came to.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub struct Stopped {
     pub ledger: Vec<LedgerRow>,
     pub progress: Progress,
+    /// What names are looked up in.
+    pub files: HeldFiles,
 }
 
 /// Probes in the kernel and in the targets, and everything that turns their records into ordered events.
@@ -240,7 +243,7 @@ impl Session {
         while self.drain(out) > 0 {}
         self.release(u64::MAX, out);
         self.engine_files.stop(out);
-        Stopped { ledger: self.ledger(), progress: self.progress() }
+        Stopped { ledger: self.ledger(), progress: self.progress(), files: self.attacher.files.take() }
     }
 
     /// Everything that was counted so far.
@@ -255,6 +258,7 @@ impl Session {
         rows.push(row(None, "engine_files_skipped", self.engine_files.skipped(), true));
         rows.extend(self.stacks.ledger());
         rows.extend(self.kernel.unwinder.ledger());
+        rows.push(row(None, "mapped_files_not_kept", self.attacher.files.left_out(), false));
         rows.push(row(None, "events_late", self.sorter.late(), false));
         rows.extend(self.gaps.iter().map(|(process, ns)| row(Some(*process), "attach_gap_ns", *ns, false)));
         let mut fired: BTreeMap<ProcessId, u64> = BTreeMap::new();

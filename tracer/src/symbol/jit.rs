@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::module::is_alive;
+use super::{HeldFiles, held, module::is_alive};
 use crate::event::{Mapping, ProcessId};
 
 /// Functions by address. Of two that were at one place, the later one counts.
@@ -23,22 +23,23 @@ const MOST_BYTES: u64 = 256 << 20;
 
 impl Generated {
     /// What a process has told of its code. Its jitdump is a file that it maps; a perf map is at a place of its name.
-    pub(super) fn of(process: ProcessId, jitdumps: &[Mapping]) -> Self {
+    pub(super) fn of(process: ProcessId, jitdumps: &[Mapping], files: &HeldFiles) -> Self {
         let mut generated = Self::default();
         let alive = is_alive(process);
-        let root = PathBuf::from(format!("/proc/{}/root", process.tgid));
-        let own = format!("perf-{}.map", own_id(process).unwrap_or(process.tgid));
-        let inside = |path: &str| root.join(path.trim_start_matches('/'));
-        let mut candidates = Vec::new();
-        if alive {
-            candidates.push(inside(&format!("/tmp/{own}")));
-        }
-        candidates.push(PathBuf::from(format!("/tmp/perf-{}.map", process.tgid)));
-        if let Some(bytes) = candidates.iter().find_map(|path| read(path, process)) {
+        let candidates = [
+            alive.then(|| own_perf_map(process)),
+            files.perf_map(process),
+            Some(PathBuf::from(format!("/tmp/perf-{}.map", process.tgid))),
+        ];
+        if let Some(bytes) = candidates.iter().flatten().find_map(|path| read(path, process)) {
             generated.add_map(&String::from_utf8_lossy(&bytes));
         }
         for dump in jitdumps {
-            let candidates = [alive.then(|| inside(&dump.path)), Some(PathBuf::from(&dump.path))];
+            let candidates = [
+                alive.then(|| inside(process, &dump.path)),
+                files.descriptor(dump.id).map(held::path),
+                Some(PathBuf::from(&dump.path)),
+            ];
             if let Some(bytes) = candidates.iter().flatten().find_map(|path| read(path, process)) {
                 generated.add_dump(&bytes);
             }
@@ -117,9 +118,24 @@ impl Generated {
 }
 
 /// Whether a mapping is there to tell tools of a jitdump.
-pub(super) fn is_dump(mapping: &Mapping) -> bool {
+pub(crate) fn is_dump(mapping: &Mapping) -> bool {
     let name = mapping.path.rsplit('/').next().unwrap_or_default();
     name.starts_with("jit-") && name.ends_with(".dump")
+}
+
+/// The perf map of a process that lives, if it writes one.
+pub(crate) fn perf_map(process: ProcessId) -> Option<fs::File> {
+    open(&own_perf_map(process), process)
+}
+
+/// Where a process that lives writes its perf map: by its own name, in its own folder.
+fn own_perf_map(process: ProcessId) -> PathBuf {
+    inside(process, &format!("/tmp/perf-{}.map", own_id(process).unwrap_or(process.tgid)))
+}
+
+/// A path as a process sees it.
+fn inside(process: ProcessId, path: &str) -> PathBuf {
+    PathBuf::from(format!("/proc/{}/root{path}", process.tgid))
 }
 
 /// The id that a process has for itself.
@@ -129,17 +145,18 @@ fn own_id(process: ProcessId) -> Option<u32> {
     line.split_whitespace().next_back()?.parse().ok()
 }
 
-/// The bytes of a file that was written while the process ran: an older one is of another that had its number.
-fn read(path: &Path, process: ProcessId) -> Option<Vec<u8>> {
+/// Opens a file that was written while the process ran: an older one is of another that had its number.
+fn open(path: &Path, process: ProcessId) -> Option<fs::File> {
     let file = fs::File::open(path).ok()?;
     let metadata = file.metadata().ok().filter(fs::Metadata::is_file)?;
     // USER_HZ is 100 on every architecture that is supported.
     let started = booted()? + i64::try_from(process.start_ticks / 100).ok()?;
-    if metadata.mtime() + 1 < started {
-        return None;
-    }
+    (metadata.mtime() + 1 >= started).then_some(file)
+}
+
+fn read(path: &Path, process: ProcessId) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
-    file.take(MOST_BYTES).read_to_end(&mut bytes).ok()?;
+    open(path, process)?.take(MOST_BYTES).read_to_end(&mut bytes).ok()?;
     Some(bytes)
 }
 

@@ -5,20 +5,24 @@
 //! none, the same inode. Otherwise a frame keeps its module and offset, and is never dropped. This folder reads
 //! files and /proc, and writes nothing.
 
+mod held;
 mod jit;
 mod module;
 #[cfg(test)]
 mod tests;
 
 use std::collections::HashMap;
+use std::os::fd::RawFd;
 use std::rc::Rc;
 
 use blazesym::symbolize::source::{Elf, Kernel, Source};
 use blazesym::symbolize::{self, Input, Sym};
 
 use crate::event::{Code, Frame, Mapping, ProcessId, Stack, StackId};
+pub use held::HeldFiles;
 pub use jit::Generated;
-use module::Module;
+pub(crate) use jit::{is_dump, perf_map};
+use module::{Module, Places};
 
 /// Whose code a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -75,6 +79,8 @@ type Functions = Rc<[(String, bool)]>;
 /// Names what stacks went through; remembers every file and place that it has looked at.
 pub struct Symbolizer {
     options: Options,
+    files: HeldFiles,
+    places: Places,
     /// Names from symbol tables.
     symbols: symbolize::Symbolizer,
     /// Names from debug information, which knows of inlined functions.
@@ -84,7 +90,7 @@ pub struct Symbolizer {
     /// Code that processes generate: what they tell of it, and where they do.
     generated: HashMap<ProcessId, Generated>,
     jitdumps: HashMap<ProcessId, Vec<Mapping>>,
-    /// Modules by what names a file's content: its build-id, or else its inode and path.
+    /// Modules by what names a file's content: its build-id, or else its descriptor, or else its inode and path.
     modules: Vec<Module>,
     known: HashMap<ModuleKey, usize>,
     user: HashMap<(usize, u64), Functions>,
@@ -95,6 +101,7 @@ pub struct Symbolizer {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum ModuleKey {
     BuildId(Vec<u8>),
+    Held(RawFd),
     Inode(u64, String),
 }
 
@@ -114,6 +121,8 @@ impl Symbolizer {
         let builder = || symbolize::Symbolizer::builder().enable_auto_reload(false);
         Self {
             options,
+            files: HeldFiles::default(),
+            places: Places::here(),
             symbols: builder().enable_code_info(false).enable_inlined_fns(false).build(),
             debug: builder().enable_code_info(true).enable_inlined_fns(true).build(),
             mappings: HashMap::new(),
@@ -129,6 +138,12 @@ impl Symbolizer {
                 Source::Kernel(Kernel { vmlinux: blazesym::MaybeDefault::None, ..Kernel::default() })
             }),
         }
+    }
+
+    /// Takes files over that were kept open while their processes ran.
+    #[must_use]
+    pub fn with_files(self, files: HeldFiles) -> Self {
+        Self { files, ..self }
     }
 
     /// Learns a mapping; to be called before the stacks that refer to it.
@@ -197,7 +212,8 @@ impl Symbolizer {
             return Functions::default();
         }
         let dumps = self.jitdumps.get(&process).map_or(&[][..], Vec::as_slice);
-        let generated = self.generated.entry(process).or_insert_with(|| Generated::of(process, dumps));
+        let generated =
+            self.generated.entry(process).or_insert_with(|| Generated::of(process, dumps, &self.files));
         generated.name(address).map(|name| [(name.to_owned(), false)].into()).unwrap_or_default()
     }
 
@@ -206,12 +222,19 @@ impl Symbolizer {
             return [(name.to_owned(), false)].into();
         }
         let Some(path) = module.path() else { return Functions::default() };
-        let find = |symbolizer: &symbolize::Symbolizer, debug_syms| {
+        let find_in = |symbolizer: &symbolize::Symbolizer, debug_syms, path, place| {
             let mut elf = Elf::new(path);
             elf.debug_syms = debug_syms;
-            let found = symbolizer.symbolize_single(&Source::Elf(elf), Input::FileOffset(offset)).ok()?;
+            let found = symbolizer.symbolize_single(&Source::Elf(elf), place).ok()?;
             let sym = found.into_sym()?.into_owned();
             (sym.size.is_some() || module.same_section(sym.addr, offset)).then_some(sym)
+        };
+        let find = |symbolizer: &symbolize::Symbolizer, debug_syms| {
+            // What was split off knows all that was in the file.
+            let separate = module.separate(offset).and_then(|(path, address)| {
+                find_in(symbolizer, debug_syms, path, Input::VirtOffset(address))
+            });
+            separate.or_else(|| find_in(symbolizer, debug_syms, path, Input::FileOffset(offset)))
         };
         // Debug information may name a function without its path; the symbol table's name is whole.
         match (find(&self.symbols, false), find(&self.debug, true)) {
@@ -240,16 +263,18 @@ impl Symbolizer {
         if let Some(module) = mapped.module {
             return Some(module);
         }
-        let Mapping { build_id, inode, path, .. } = &mapped.mapping;
-        let key = match build_id.as_slice() {
-            [] => ModuleKey::Inode(*inode, path.clone()),
-            build_id => ModuleKey::BuildId(build_id.into()),
+        let Mapping { id, build_id, inode, path, .. } = &mapped.mapping;
+        let held = self.files.descriptor(*id);
+        let key = match (build_id.as_slice(), held) {
+            ([], Some(held)) => ModuleKey::Held(held),
+            ([], None) => ModuleKey::Inode(*inode, path.clone()),
+            (build_id, _) => ModuleKey::BuildId(build_id.into()),
         };
         let module = match self.known.get(&key) {
             // A file that one process no longer reaches, another may.
             Some(&module) if self.modules.get(module).is_some_and(|module| module.path().is_some()) => module,
             _ => {
-                self.modules.push(Module::find(&mapped.mapping, self.options.this_boot));
+                self.modules.push(Module::find(&mapped.mapping, self.options.this_boot, held, &self.places));
                 self.known.insert(key, self.modules.len() - 1);
                 self.modules.len() - 1
             }

@@ -2,20 +2,43 @@
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
+use std::os::fd::RawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use object::read::ReadCache;
 use object::{Object, ObjectSection, ObjectSymbol, SectionKind};
 
+use super::held;
 use crate::event::{Mapping, ProcessId};
+use crate::hex::hex;
 
 /// A file that was mapped, or the fact that it is not there any more.
 pub(crate) struct Module {
     path: Option<PathBuf>,
+    /// What was split off it: symbols and debug information.
+    separate: Option<PathBuf>,
     sections: Vec<Section>,
     /// Functions of the kernel's library in every process: address, size, name.
     vdso: Vec<(u64, u64, String)>,
+}
+
+/// Where files lie by build-id.
+pub(super) struct Places {
+    /// What was split off files of this machine: `ab/cdef….debug`.
+    pub(super) separate: PathBuf,
+    /// perf's copies of files that it has recorded: `ab/cdef…/elf`.
+    pub(super) copies: Option<PathBuf>,
+}
+
+impl Places {
+    pub(super) fn here() -> Self {
+        let home = std::env::var_os("HOME");
+        Self {
+            separate: PathBuf::from("/usr/lib/debug/.build-id"),
+            copies: home.map(|home| Path::new(&home).join(".debug/.build-id")),
+        }
+    }
 }
 
 /// A section of code.
@@ -28,9 +51,9 @@ struct Section {
 
 impl Module {
     /// Looks for the file: through the process while it lives, which also reaches into its container and to deleted
-    /// files; then at its path.
-    pub(crate) fn find(mapping: &Mapping, this_boot: bool) -> Self {
-        let none = Self { path: None, sections: Vec::new(), vdso: Vec::new() };
+    /// files; then through the descriptor that was kept of it; then at its path; then among perf's copies.
+    pub(crate) fn find(mapping: &Mapping, this_boot: bool, held: Option<RawFd>, places: &Places) -> Self {
+        let none = Self { path: None, separate: None, sections: Vec::new(), vdso: Vec::new() };
         if mapping.path == "[vdso]" && this_boot {
             return Self { vdso: own_vdso().unwrap_or_default(), ..none };
         }
@@ -45,14 +68,33 @@ impl Module {
             candidates.push(process.join("root").join(path.trim_start_matches('/')));
             candidates.push(process.join(format!("map_files/{begin:x}-{end:x}")));
         }
+        candidates.extend(held.map(held::path));
         candidates.push(PathBuf::from(&mapping.path));
+        let (folder, rest) = match mapping.build_id.split_first() {
+            Some((first, rest)) => (hex(&[*first]), hex(rest)),
+            None => Default::default(),
+        };
+        candidates.extend(places.copies.iter().map(|copies| copies.join(&folder).join(&rest).join("elf")));
         let found = candidates.into_iter().find_map(|path| Some((open(&path, mapping)?, path)));
-        found.map_or(none, |(sections, path)| Self { path: Some(path), sections, vdso: Vec::new() })
+        let Some((sections, path)) = found else { return none };
+        let separate = places.separate.join(folder).join(format!("{rest}.debug"));
+        let separate = open(&separate, mapping).is_some().then_some(separate);
+        Self { path: Some(path), separate, sections, vdso: Vec::new() }
     }
 
     /// `None` when no file was found that is certainly the one that was mapped.
     pub(crate) fn path(&self) -> Option<&PathBuf> {
         self.path.as_ref()
+    }
+
+    /// The file that was split off, and the address in it of what lies at an offset.
+    pub(crate) fn separate(&self, offset: u64) -> Option<(&PathBuf, u64)> {
+        let section = self.section(offset)?;
+        Some((self.separate.as_ref()?, offset - section.offset + section.address))
+    }
+
+    fn section(&self, offset: u64) -> Option<&Section> {
+        self.sections.iter().find(|s| offset >= s.offset && offset - s.offset < s.bytes)
     }
 
     /// The function at an offset, where this is the kernel's library.
@@ -64,15 +106,12 @@ impl Module {
     /// Whether the address of a symbol without a size lies in the same section as the code at `offset`: beyond its
     /// section it cannot reach, though it is the nearest symbol (`_init` before the PLT).
     pub(crate) fn same_section(&self, address: u64, offset: u64) -> bool {
-        let holds = |begin: u64, bytes: u64, at: u64| at >= begin && at - begin < bytes;
-        let section = self.sections.iter().find(|s| holds(s.offset, s.bytes, offset));
-        section.is_some_and(|s| holds(s.address, s.bytes, address))
+        self.section(offset).is_some_and(|s| address >= s.address && address - s.address < s.bytes)
     }
 
     /// Name of the procedure linkage table that holds `offset`, if one does.
     pub(crate) fn plt(&self, offset: u64) -> Option<&'static str> {
-        let section = self.sections.iter().find(|s| offset >= s.offset && offset - s.offset < s.bytes)?;
-        section.name.starts_with(".plt").then_some("[plt]")
+        self.section(offset)?.name.starts_with(".plt").then_some("[plt]")
     }
 }
 

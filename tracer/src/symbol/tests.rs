@@ -250,3 +250,74 @@ fn kernel_frames_are_named_only_when_kallsyms_tells() {
     assert_eq!(label(false, address), format!("[k] {address:#x}"));
     assert_eq!(label(true, u64::MAX), format!("[k] {:#x}", u64::MAX));
 }
+
+/// Held open, a file needs no name.
+#[test]
+fn a_file_that_is_held_open_is_read_though_it_is_gone() {
+    let Some(program) = Program::compile(CALLS, &["-O2"]) else { return };
+    let (begin, _) = program.symbol("plain");
+    let mapping = Mapping { path: "/in/a/container/a.so".into(), ..program.mapping() };
+    let file = std::sync::Arc::new(fs::File::open(program.path()).unwrap());
+    fs::remove_file(program.path()).unwrap();
+    let label = |mapping: &Mapping| {
+        let files = HeldFiles { mapped: HashMap::from([(1, file.clone())]), ..HeldFiles::default() };
+        let mut symbolizer = symbolizer([mapping.clone()]).with_files(files);
+        symbolizer.frames(&stack(&[], &[(Some(1), begin)]))[0].label()
+    };
+    assert_eq!(label(&mapping), "plain");
+    let other = Mapping { build_id: vec![1; 20], ..mapping };
+    assert_eq!(label(&other), format!("a.so+{begin:#x}"));
+}
+
+/// Two files that have neither a build-id nor another path and number than each other, in two containers.
+#[test]
+fn files_that_are_held_open_are_not_taken_for_each_other() {
+    let flags = ["-O2", "-Wl,--build-id=none"];
+    let Some(one) = Program::compile(CALLS, &flags) else { return };
+    let Some(other) = Program::compile(&CALLS.replace("plain", "other"), &flags) else { return };
+    let (begin, _) = one.symbol("plain");
+    assert_eq!(other.symbol("other").0, begin);
+    let mapping = |id, program: &Program| {
+        let inode = std::os::unix::fs::MetadataExt::ino(&fs::metadata(program.path()).unwrap());
+        Mapping { id, inode, path: "/a.so".into(), ..program.mapping() }
+    };
+    let open = |program: &Program| std::sync::Arc::new(fs::File::open(program.path()).unwrap());
+    let mapped = HashMap::from([(1, open(&one)), (2, open(&other))]);
+    let files = HeldFiles { mapped, ..HeldFiles::default() };
+    let mut symbolizer = symbolizer([mapping(1, &one), mapping(2, &other)]).with_files(files);
+    let frames = symbolizer.frames(&stack(&[], &[(Some(1), begin), (Some(2), begin + 1)]));
+    assert_eq!([frames[0].label(), frames[1].label()], ["plain", "other"]);
+}
+
+/// By its build-id, what was split off a file is found, and a copy of the file.
+#[test]
+fn files_are_found_by_build_id() {
+    let Some(program) = Program::compile(CALLS, &["-O2", "-g"]) else { return };
+    let mapping = program.mapping();
+    let names = |places: Places| {
+        let mut symbolizer = symbolizer([mapping.clone()]);
+        symbolizer.places = places;
+        let label = |offset| symbolizer.frames(&stack(&[], &[(Some(1), offset)]))[0].label();
+        (0x1000..0x1400).map(label).collect::<std::collections::BTreeSet<_>>()
+    };
+    let whole = names(Places::here());
+    assert!(whole.iter().any(|name| name.starts_with("hidden")), "{whole:?}");
+    let folder = program.dir.path();
+    let (first, rest) = mapping.build_id.split_at(1);
+    let [first, rest] = [first, rest].map(crate::hex::hex);
+    let places = || Places { separate: folder.join("debug"), copies: Some(folder.join("copies")) };
+    let run = |arguments: &[&str]| {
+        let done = Command::new("objcopy").args(arguments).current_dir(folder).status().unwrap();
+        assert!(done.success());
+    };
+    fs::create_dir_all(folder.join("debug").join(&first)).unwrap();
+    fs::create_dir_all(folder.join("copies").join(&first).join(&rest)).unwrap();
+    fs::copy(program.path(), folder.join("copies").join(&first).join(&rest).join("elf")).unwrap();
+    run(&["--only-keep-debug", "a.so", &format!("debug/{first}/{rest}.debug")]);
+    run(&["--strip-all", "a.so"]);
+    let stripped = names(Places::here());
+    assert!(!stripped.iter().any(|name| name.starts_with("hidden")), "{stripped:?}");
+    assert_eq!(names(places()), whole);
+    fs::remove_file(program.path()).unwrap();
+    assert_eq!(names(places()), whole);
+}

@@ -178,6 +178,7 @@ mod tests {
             sp: 0,
             args: [object, 0, 0, 0, 0, 0],
             ret: 1,
+            stack: None,
         });
     }
 

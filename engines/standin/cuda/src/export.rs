@@ -61,7 +61,7 @@ macro_rules! exports {
 macro_rules! prologue {
     ($body:path) => {
         std::arch::naked_asm!(
-            // As the real ones, they can be unwound from.
+            // What is written by hand has no unwind table unless it says so.
             ".cfi_startproc",
             "cmp dword ptr [rip + {gate}], {open}",
             "je 2f",

@@ -1,8 +1,8 @@
 //! The three pictures of a small capture, from its events to the SVG files.
 
 use super::super::{flamegraph, heatmap, histogram, request};
-use super::subtitle;
-use crate::capture::{self, Meta, Writer};
+use super::{grown, subtitle};
+use crate::capture::{self, Counter, Meta, Writer};
 use crate::event::mark::{Batch, RequestBegin, Token};
 use crate::event::{
     Call, CallEnd, Event, Frame, Mark, MarkEvent, Origin, Point, ProcessId, Role, Sample, Sched, Stack,
@@ -11,6 +11,7 @@ use crate::event::{
 use crate::timeline::tables::{LedgerRow, Tables};
 use anyhow::Result;
 use clap::Parser;
+use flamegraphs::Loss;
 use std::path::Path;
 use tracer_abi::mark::{DECODE, PREFILL, Slot};
 
@@ -292,4 +293,24 @@ fn what_cannot_be_drawn_says_why() -> Result<()> {
     let error = format!("{:#}", heatmap::run(&parse(&capture, &["-o", "-"])?).unwrap_err());
     assert!(error.contains("no latencies"), "{error}");
     Ok(())
+}
+
+#[test]
+fn a_loss_lies_between_two_flushes() {
+    let counter = |time_ns, name: &str, count, loss| Counter {
+        time_ns,
+        row: LedgerRow { process: None, name: name.to_owned(), count, loss },
+    };
+    let counters = vec![
+        counter(0, "torn", 7, true),
+        counter(1_100, "calls", 5, false),
+        counter(1_200, "dropped", 0, true),
+        counter(1_200, "calls", 9, false),
+        counter(1_300, "calls", 12, false),
+        counter(1_400, "dropped", 3, true),
+        counter(1_500, "dropped", 4, true),
+    ];
+    let expected = [(300..400, "3 dropped"), (400..500, "1 dropped")];
+    let expected = expected.map(|(range, what)| Loss { range, what: what.to_owned() });
+    assert_eq!(grown(counters, 1_000), expected);
 }

@@ -1,12 +1,16 @@
 // Time × latency with logarithmic rows. A selection is a block of cells, and exactly the tokens in them.
 
-const COLUMNS = 200, ROWS_PER_DECADE = 12, LEFT = 64, BOTTOM = 20;
+const COLUMNS = 200, ROWS_PER_DECADE = 12, LEFT = 64, BOTTOM = 20, LOSS_STRIP = 6;
+const LINES = [{ name: 'p50', share: 0.5, dash: [] }, { name: 'p99', share: 0.99, dash: [7, 3] }];
 
 class Heatmap {
-  constructor(canvas, data, onSelect) {
-    Object.assign(this, { canvas, data, onSelect, region: null, cursor: { column: 0, row: 0 }, anchor: null });
+  constructor(canvas, legend, said, data, onSelect) {
+    Object.assign(this, { canvas, legend, said, data, onSelect, region: null, cursor: { column: 0, row: 0 }, anchor: null });
     canvas.addEventListener('pointerdown', (event) => this.begin(event));
-    canvas.addEventListener('pointermove', (event) => this.anchor && this.dragging && this.extend(this.cell(event)));
+    canvas.addEventListener('pointermove', (event) => {
+      if (this.rows === 0) return;
+      if (this.dragging) this.extend(this.cell(event)); else this.say(this.cell(event));
+    });
     canvas.addEventListener('pointerup', () => this.finish());
     canvas.addEventListener('pointercancel', () => { this.dragging = false; });
     canvas.addEventListener('keydown', (event) => this.key(event));
@@ -37,8 +41,60 @@ class Heatmap {
       this.counts[this.rowOf(latency[i]) * COLUMNS + this.columnOf(delivered[i])]++;
     }
     this.most = this.counts.reduce((a, b) => Math.max(a, b), 0);
+    this.measure(kind);
+    this.lost = Array.from({ length: COLUMNS }, (_, column) => this.data.losses.filter(({ from, to }) =>
+      from < (column + 1) * this.columnWidth && to > column * this.columnWidth));
     this.cursor = { column: 0, row: 0 };
     this.anchor = null;
+    this.explain();
+  }
+
+  // Lines of quantiles, from the latencies by column.
+  measure(kind) {
+    const { latency, delivered, flags } = this.data;
+    const from = this.from = new Uint32Array(COLUMNS + 1);
+    for (let i = 0; i < latency.length; i++)
+      if ((flags[i] & 3) === kind.flag) from[this.columnOf(delivered[i]) + 1]++;
+    for (let column = 0; column < COLUMNS; column++) from[column + 1] += from[column];
+    const latencies = new Uint32Array(from[COLUMNS]), next = from.slice();
+    for (let i = 0; i < latency.length; i++)
+      if ((flags[i] & 3) === kind.flag) latencies[next[this.columnOf(delivered[i])]++] = latency[i];
+    this.lines = LINES.map((line) => ({ ...line, windows: windows(latencies, from, line.share) }));
+  }
+
+  isEmpty(column) { return this.from[column] === this.from[column + 1]; }
+
+  // What is drawn besides cells.
+  explain() {
+    const key = (className, text, title = '') => {
+      const swatch = element('span', `key ${className}`), words = element('span', '', text);
+      words.title = title;
+      return [swatch, words];
+    };
+    const lines = this.lines.flatMap(({ name, share, windows }) => {
+      const needed = count(10 / (1 - share));
+      return key(name, windows.length > 0 ? `${name}, n ≥ ${needed} each` : `${name} – (n < ${needed})`);
+    });
+    const columns = [...Array(COLUMNS).keys()].filter((column) => column * this.columnWidth < this.data.span);
+    const empty = columns.some((column) => this.isEmpty(column)) ? key('empty', 'no tokens') : [];
+    const what = this.data.losses.map((loss) => `${this.times(loss)}: ${loss.what}`).join('\n');
+    const lost = this.data.losses.length > 0 ? key('lost', 'events lost', what) : [];
+    this.legend.replaceChildren(...lines, ...empty, ...lost);
+  }
+
+  times({ from, to }) { return `${seconds(from)} to ${seconds(to)}`; }
+
+  // What is at a cell, in words.
+  say({ column, row }) {
+    const from = column * this.columnWidth, n = this.counts[row * COLUMNS + column];
+    const at = [`${this.times({ from, to: from + this.columnWidth })}, ${duration(this.edges[row])} to ${duration(this.edges[row + 1])}: `
+      + (this.isEmpty(column) ? 'no tokens' : `${count(n)} tokens`)];
+    for (const { name, windows } of this.lines) {
+      const window = windows.find(({ first, end }) => first <= column && column < end);
+      if (window && !this.isEmpty(column)) at.push(`${name} ${duration(window.value)} of ${count(window.count)}`);
+    }
+    at.push(...this.lost[column].map(({ what }) => `events lost: ${what}`));
+    this.said.textContent = at.join(' · ');
   }
 
   columnOf(us) { return Math.min(COLUMNS - 1, Math.max(0, Math.floor(us / this.columnWidth))); }
@@ -102,6 +158,7 @@ class Heatmap {
     if (move) {
       const before = this.cursor;
       this.cursor = this.inside({ column: before.column + move[0], row: before.row + move[1] });
+      this.say(this.cursor);
       if (!event.shiftKey) { this.anchor = null; this.draw(); return; }
       this.anchor ??= before;
     } else {
@@ -118,6 +175,7 @@ class Heatmap {
     const y = (row) => plot.height * (1 - row / this.rows);
     context.fillStyle = colour('faint');
     if (this.most === 0) { context.fillText('no such tokens with a known latency', LEFT, 40); return; }
+    this.columns(context, plot, x);
     const warm = colour('warm');
     for (let row = 0; row < this.rows; row++) {
       for (let column = 0; column < COLUMNS; column++) {
@@ -130,11 +188,52 @@ class Heatmap {
     }
     context.globalAlpha = 1;
     this.axes(context, plot, x, y);
+    this.quantiles(context, plot, x);
     if (this.region) this.outline(context, plot);
     if (document.activeElement === this.canvas) {
       context.strokeStyle = colour('focus');
       context.lineWidth = 2;
       context.strokeRect(x(this.cursor.column), y(this.cursor.row + 1), plot.width / COLUMNS, plot.height / this.rows);
+    }
+  }
+
+  // Behind the cells: hatched where there is no token, red where events were lost.
+  columns(context, plot, x) {
+    const hatch = context.createPattern(hatched(colour('line')), 'repeat'), lost = colour('lost');
+    for (let column = 0; column * this.columnWidth < this.data.span && column < COLUMNS; column++) {
+      const place = [x(column), 0, plot.width / COLUMNS + 0.3];
+      if (this.isEmpty(column)) {
+        context.fillStyle = hatch;
+        context.fillRect(...place, plot.height);
+      }
+      if (this.lost[column].length === 0) continue;
+      context.fillStyle = lost;
+      context.globalAlpha = 0.12;
+      context.fillRect(...place, plot.height);
+      context.globalAlpha = 1;
+      context.fillRect(...place, LOSS_STRIP);
+    }
+  }
+
+  quantiles(context, plot, x) {
+    for (const { name, dash, windows } of this.lines) {
+      // The line below keeps the coloured one visible on cells.
+      for (const [style, width] of [[colour('panel'), 4], [colour(name), 2]]) {
+        context.strokeStyle = style;
+        context.lineWidth = width;
+        context.setLineDash(width === 2 ? dash : []);
+        context.beginPath();
+        for (const { first, end, value } of windows) {
+          const y = this.rise(value, plot);
+          for (let column = first; column < end; column++) {
+            if (this.isEmpty(column)) continue;
+            if (column === first || this.isEmpty(column - 1)) context.moveTo(x(column), y);
+            context.lineTo(x(column + 1), y);
+          }
+        }
+        context.stroke();
+      }
+      context.setLineDash([]);
     }
   }
 
@@ -155,16 +254,19 @@ class Heatmap {
     context.textAlign = 'left';
   }
 
+  // How far from the top a latency is.
+  rise(us, plot) {
+    if (us <= this.edges[0]) return plot.height;
+    if (us >= this.edges[this.rows]) return 0;
+    const row = this.rowOf(us), [a, b] = [this.edges[row], this.edges[row + 1]];
+    return plot.height * (1 - (row + (us - a) / (b - a)) / this.rows);
+  }
+
   // The region may come from a URL, and need not lie on cells.
   outline(context, plot) {
     const { from, to, low, high } = this.region;
     const place = (us) => LEFT + plot.width * Math.min(1, us / (COLUMNS * this.columnWidth));
-    const rise = (us) => {
-      if (us <= this.edges[0]) return plot.height;
-      if (us >= this.edges[this.rows]) return 0;
-      const row = this.rowOf(us), [a, b] = [this.edges[row], this.edges[row + 1]];
-      return plot.height * (1 - (row + (us - a) / (b - a)) / this.rows);
-    };
+    const rise = (us) => this.rise(us, plot);
     context.strokeStyle = colour('chosen');
     context.lineWidth = 2;
     context.strokeRect(place(from), rise(high), Math.max(2, place(to) - place(from)), Math.max(2, rise(low) - rise(high)));

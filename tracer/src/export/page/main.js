@@ -36,7 +36,7 @@ function facts(data) {
 }
 
 load().then((data) => {
-  const heatmap = new Heatmap(byId('heatmap'), data, (region) => change({ region }));
+  const heatmap = new Heatmap(byId('heatmap'), byId('heat-legend'), byId('heat-cell'), data, (region) => change({ region }));
   const flame = new Flame(byId('flame'), byId('flame-status'));
   const showKind = choices(byId('kinds'), KINDS,
     (id) => change({ kind: KINDS.find((kind) => kind.id === id), region: null }));

@@ -21,6 +21,21 @@ function quantiles(latency, mask, wanted, count, at) {
   });
 }
 
+// A quantile over the shortest windows of columns that hold enough for it, n·(1 − q) ≥ 10; a rest that is too small has none.
+// `from` says where the latencies of each column begin.
+function windows(latencies, from, share) {
+  const needed = Math.round(10 / (1 - share)), found = [];
+  for (let first = 0, column = 1; column < from.length; column++) {
+    if (from[column] === from[first]) first = column;
+    const count = from[column] - from[first];
+    if (count < needed) continue;
+    const sorted = latencies.slice(from[first], from[column]).sort();
+    found.push({ first, end: column, count, value: sorted[Math.ceil(count * share - 1e-6) - 1] });
+    first = column;
+  }
+  return found;
+}
+
 function addTime(data, token, weights) {
   for (let i = data.segmentsFrom[token], end = data.segmentsFrom[token + 1]; i < end; i++)
     weights[data.leaf[i]] += data.length[i];

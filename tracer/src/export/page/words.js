@@ -48,6 +48,20 @@ function choices(parent, options, choose) {
   };
 }
 
+// A piece of a hatched area.
+function hatched(ink) {
+  const piece = document.createElement('canvas');
+  piece.width = piece.height = 6;
+  const context = piece.getContext('2d');
+  context.strokeStyle = ink;
+  for (const shift of [-6, 0, 6]) {
+    context.moveTo(shift - 1, 7);
+    context.lineTo(shift + 7, -1);
+  }
+  context.stroke();
+  return piece;
+}
+
 // A canvas as large as it is shown.
 function sized(canvas) {
   const ratio = window.devicePixelRatio || 1;
