@@ -17,7 +17,8 @@ use tracer_tests::stats;
 
 use crate::{
     affinity, clock,
-    stacks::{Deep, Perf, Way, options},
+    perf::Perf,
+    stacks::{Deep, Way, options},
 };
 
 /// Samples per second: so many that their cost stands out of the noise.

@@ -17,6 +17,7 @@ mod marks;
 #[path = "../../engines/tests/real/memory.rs"]
 mod memory;
 mod part;
+mod perf;
 mod probe;
 mod recorder;
 mod resolver;

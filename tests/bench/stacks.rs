@@ -25,8 +25,9 @@ use tracer_tests::{
 use crate::{
     MEMORY, clock, laps,
     part::Part,
+    perf::Perf,
     recorder::Recorder,
-    server::{Running, Server, Window},
+    server::{Server, Window},
     throughput::{self, Pace},
 };
 
@@ -272,7 +273,7 @@ fn on_disk(deep: &Deep, samples: &mut Samples, folder: &Path, window: Duration) 
 
 fn by_perf(deep: &Deep, samples: &mut Samples, folder: &Path, window: Duration) -> Result<()> {
     let perf = Perf::start(deep.id(), samples.way, HZ, folder)?;
-    let cpu = clock::process_clock(perf.running.0.id())?;
+    let cpu = clock::process_clock(perf.id())?;
     let now = || -> Result<_> { Ok((clock::cpu_ns(cpu)?, perf.bytes())) };
     let begin = now()?;
     std::thread::sleep(window);
@@ -284,57 +285,6 @@ fn by_perf(deep: &Deep, samples: &mut Samples, folder: &Path, window: Duration) 
     samples.recorder_ns.push((end.0 - begin.0) as f64 / ((end.1 - begin.1) as f64 / bytes));
     samples.bytes.push(bytes);
     Ok(())
-}
-
-/// `perf record` of a process.
-pub(crate) struct Perf {
-    running: Running,
-    data: PathBuf,
-}
-
-impl Perf {
-    /// Starts it and waits until it writes: how it starts is none of a sample's cost.
-    pub(crate) fn start(pid: u32, way: Way, hz: u64, folder: &Path) -> Result<Self> {
-        let data = folder.join("perf.data");
-        // Of the round before.
-        if data.exists() {
-            fs::remove_file(&data).with_context(|| format!("cannot remove {}", data.display()))?;
-        }
-        let mut command = Command::new("perf");
-        command.args(["record", "-e", "cpu-clock", "-F", &hz.to_string(), "--call-graph"]);
-        command.args(way.perf()).arg("-p").arg(pid.to_string()).arg("-o").arg(&data).stderr(Stdio::piped());
-        let running = Running(command.spawn().context("running perf (apt-get install linux-perf)")?);
-        let perf = Self { running, data };
-        perf.wait_for_more()?;
-        Ok(perf)
-    }
-
-    fn bytes(&self) -> u64 {
-        fs::metadata(&self.data).map_or(0, |metadata| metadata.len())
-    }
-
-    /// Until it has written more, beyond the file's beginning.
-    fn wait_for_more(&self) -> Result<()> {
-        const HEAD_BYTES: u64 = 1 << 16;
-        let (before, patience) = (self.bytes().max(HEAD_BYTES), Instant::now() + Duration::from_secs(30));
-        while self.bytes() <= before {
-            ensure!(Instant::now() < patience, "perf records nothing");
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        Ok(())
-    }
-
-    /// Bytes and samples that it has written.
-    pub(crate) fn stop(mut self) -> Result<(u64, f64)> {
-        // SAFETY: a plain system call; the child has not been waited for.
-        unsafe { libc::kill(self.running.0.id().cast_signed(), libc::SIGINT) };
-        let stderr = self.running.0.stderr.take().context("no stderr")?;
-        let said: Vec<String> = BufReader::new(stderr).lines().collect::<std::io::Result<_>>()?;
-        self.running.0.wait()?;
-        let text = said.join(" ");
-        let count = text.split('(').nth(1).and_then(|rest| rest.split(' ').next()?.parse().ok());
-        Ok((self.bytes(), count.with_context(|| format!("perf says {text:?}"))?))
-    }
 }
 
 /// The kernel counts the time of all programs while this lives.
