@@ -59,9 +59,11 @@ fn check_tenants_of_tokens(run: &Run) -> Result<()> {
     Ok(())
 }
 
-/// How long each batch took on the device, between its two events, and the tokens that it processed by request; of the
-/// batches that were timed.
-fn true_batches(run: &Run) -> Result<HashMap<u64, (u64, Vec<(u64, u32)>)>> {
+/// How long a batch took on the device, between its two events, and the tokens that it processed by request.
+type Batch = (u64, Vec<(u64, u32)>);
+
+/// The batches that were timed.
+fn true_batches(run: &Run) -> Result<HashMap<u64, Batch>> {
     let mut events: BTreeMap<(u32, u64), u64> = BTreeMap::new();
     for line in &run.driver {
         if let Driver::Event { tid, record_ns, complete_ns } = *line {
