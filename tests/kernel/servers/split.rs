@@ -75,24 +75,28 @@ pub(super) fn engines_elsewhere(hop: Hop) -> Result<()> {
     }
     let names: BTreeMap<u64, &str> =
         rows.requests.iter().map(|request| (request.id, request.request_id.as_str())).collect();
-    let (mut right, mut counted, mut seen) = (0, 0, 0);
+    let (mut right, mut counted, mut counted_right, mut seen) = (0, 0, 0, 0);
     for token in &rows.tokens {
         let name = (*names.get(&token.request).context("a token without a request")?).to_owned();
         let Some((tid, number)) = truth.get(&(name, token.index)) else { continue };
         let made_by = steps.get(tid).and_then(|steps| steps.get(number - 1)).map(|step| step.id);
         ensure!(made_by.is_some(), "step {number} of thread {tid} was not seen");
+        let (is_right, is_counted) = (token.step == made_by, token.join == Join::Count);
         seen += 1;
-        right += usize::from(token.step == made_by);
-        counted += usize::from(token.join == Join::Count);
+        right += usize::from(is_right);
+        counted += usize::from(is_counted);
+        counted_right += usize::from(is_right && is_counted);
     }
     let others = rows.steps.iter().filter(|step| step.process.tgid == busy.id()).count();
     println!(
-        "  {hop:?}: {seen} tokens of {} steps of 2 models, {right} on the right step, {counted} by counting; \
-         {others} steps of others",
+        "  {hop:?}: {seen} tokens of {} steps of 2 models, {right} on the right step; {counted} by counting, \
+         {counted_right} of them right; {others} steps of others",
         steps.values().map(Vec::len).sum::<usize>()
     );
     ensure!(steps.len() == 2 && seen == truth.len(), "{} threads, {} tokens", steps.len(), truth.len());
-    ensure!(right * 100 >= seen * 99, "{right} of {seen} are on the right step");
+    ensure!(counted_right * 100 >= counted * 98, "{counted_right} of {counted} that were counted are right");
+    // A short request in a loop that is behind has no rhythm, and is said to be inferred.
+    ensure!(counted * 100 >= seen * 80, "{counted} of {seen} were counted");
     Ok(())
 }
 

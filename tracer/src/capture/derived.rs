@@ -17,7 +17,7 @@ use crate::timeline::tables::LedgerRow;
 use tracer_abi::mark::Slot;
 
 words!(Source { Mark = "mark", Nvtx = "nvtx", Socket = "socket" });
-words!(Join { None = "none", Mark = "mark", Count = "count", Time = "time" });
+words!(Join { None = "none", Mark = "mark", Count = "count", Inferred = "inferred" });
 words!(HazardKind {
     SharedStream = "shared_stream",
     CapturedStep = "captured_step",

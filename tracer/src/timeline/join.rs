@@ -5,10 +5,11 @@
 //! right as soon as any one token was prompt. Where that cannot be (the step would lie before the request, as when a step
 //! yields several tokens), the latest ended step is taken, and says so.
 //!
-//! Which steps are counted is told by wake-ups ([`super::wakes`]) and by time. Wake-ups lead to the processes and contexts
-//! that the writing threads heard of, and to no others. Where these are several engines (two models in one program), each
-//! is counted for itself, and the one after whose steps the tokens came soonest made them: beside an engine with another
-//! rhythm, tokens come ever later. Where two are alike, wake-ups decide; where they do not, nothing is counted.
+//! Which steps are counted is told by wake-ups ([`super::wakes`]) and by rhythm. Wake-ups lead to the processes that the
+//! writing threads heard of, and to no others. Where these run several engines (two models in one program), each is
+//! counted for itself, and the one whose steps the tokens followed most evenly made them: beside an engine with another
+//! rhythm, tokens come ever later or ever sooner, however long the way from engine to socket is. Where two are alike,
+//! wake-ups decide; where they do not, the steps are inferred.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -90,16 +91,13 @@ impl Steps {
         let first_ns = processes.iter().filter_map(|id| Some(self.0.get(id)?.front()?.ended_ns)).min();
         let last_ns = deliveries.values().filter_map(|tokens| tokens.last()).map(|(_, ns)| *ns).max();
         let all = self.between(&processes, received_ns, last_ns.unwrap_or(0));
-        let lanes = lanes(&all, &contexts);
+        let lanes = lanes(&all);
         let is_only = lanes.len() == 1;
         let counted = lanes.iter().filter_map(|steps| Counted::new(steps, deliveries, &votes)).collect();
-        let tokens = match decide(counted, votes.len(), is_only) {
-            Some(tokens) => tokens,
-            None => {
-                let is_heard_of = |step: &&Ended| contexts.is_empty() || contexts.contains(&step.context);
-                latest(&all.iter().filter(is_heard_of).copied().collect::<Vec<_>>(), deliveries)
-            }
-        };
+        let tokens = decide(counted, votes.len(), is_only).unwrap_or_else(|| {
+            let is_heard_of = |step: &&Ended| contexts.is_empty() || contexts.contains(&step.context);
+            latest(&all.iter().filter(is_heard_of).copied().collect::<Vec<_>>(), deliveries)
+        });
         Joined { tokens, first_ns }
     }
 
@@ -123,9 +121,8 @@ impl Steps {
     }
 }
 
-/// The steps of each engine that these may be of: together, by thread, and by context. `heard_of`: which contexts; empty:
-/// not known.
-fn lanes(all: &[Ended], heard_of: &BTreeSet<Context>) -> Vec<Vec<Ended>> {
+/// The steps of each engine that these may be of: together, by thread, and by context.
+fn lanes(all: &[Ended]) -> Vec<Vec<Ended>> {
     // An engine whose steps move from thread to thread or from context to context runs one after the other.
     let follows = |pair: &[Ended]| {
         let [before, after] = pair else { return true };
@@ -135,9 +132,8 @@ fn lanes(all: &[Ended], heard_of: &BTreeSet<Context>) -> Vec<Vec<Ended>> {
     if all.windows(2).all(follows) {
         lanes.push(all.to_vec());
     }
-    let is_heard_of = |step: &&Ended| heard_of.is_empty() || heard_of.contains(&step.context);
-    let threads: BTreeSet<_> = all.iter().filter(is_heard_of).map(Ended::thread).collect();
-    let contexts: BTreeSet<_> = all.iter().filter(is_heard_of).map(|step| step.context).collect();
+    let threads: BTreeSet<_> = all.iter().map(Ended::thread).collect();
+    let contexts: BTreeSet<_> = all.iter().map(|step| step.context).collect();
     let of =
         |is_of: &dyn Fn(&Ended) -> bool| all.iter().filter(|step| is_of(step)).copied().collect::<Vec<_>>();
     let by_thread = threads.iter().map(|thread| of(&|step| step.thread() == *thread));
@@ -153,8 +149,8 @@ fn lanes(all: &[Ended], heard_of: &BTreeSet<Context>) -> Vec<Vec<Ended>> {
 /// Tokens joined by counting the steps of one engine.
 struct Counted {
     tokens: BTreeMap<TokenKey, (Ended, Join)>,
-    /// From the end of a token's step to its delivery, on average.
-    lag_ns: u64,
+    /// Standard deviation of the time from the end of a token's step to its delivery.
+    unevenness_ns: u64,
     /// Wake-ups that say the same.
     agreeing: usize,
 }
@@ -163,44 +159,50 @@ impl Counted {
     /// `None`: the tokens cannot be of these steps, one each.
     fn new(steps: &[Ended], deliveries: &Deliveries, votes: &[Vote]) -> Option<Self> {
         let mut tokens = BTreeMap::new();
-        let mut lags_ns = 0u128;
+        let mut lags_ns = Vec::new();
         for (choice, deliveries) in deliveries {
             for ((index, delivered_ns), step) in deliveries.iter().zip(count(steps, deliveries)?) {
-                lags_ns += u128::from(delivered_ns.saturating_sub(step.ended_ns));
+                lags_ns.push(delivered_ns.saturating_sub(step.ended_ns) as f64);
                 tokens.insert((*choice, *index), (step, Join::Count));
             }
         }
-        let lag_ns = u64::try_from(lags_ns.checked_div(tokens.len() as u128)?).unwrap_or(u64::MAX);
+        let count = lags_ns.len() as f64;
+        let mean_ns = lags_ns.iter().sum::<f64>() / count;
+        let variance = lags_ns.iter().map(|lag| (lag - mean_ns).powi(2)).sum::<f64>() / count;
         let agrees =
             |vote: &&Vote| tokens.get(&vote.token).is_some_and(|(step, _)| step.context == vote.context);
         let agreeing = votes.iter().filter(agrees).count();
-        Some(Self { tokens, lag_ns, agreeing })
+        Some(Self { tokens, unevenness_ns: variance.sqrt() as u64, agreeing })
     }
 }
 
-/// The tokens of the engine that made them; `None`: nothing tells which.
+/// The tokens of the engine that made them, inferred where nothing tells which; `None`: of none, one each.
 fn decide(
     mut counted: Vec<Counted>,
     votes: usize,
     is_only: bool,
 ) -> Option<BTreeMap<TokenKey, (Ended, Join)>> {
-    counted.sort_by_key(|counted| counted.lag_ns);
-    let soonest = counted.first()?;
+    counted.sort_by_key(|counted| counted.unevenness_ns);
+    let evenest = counted.first()?;
     if is_only {
         return counted.into_iter().next().map(|only| only.tokens);
     }
-    // As soon, within a quarter, is alike; so is what comes to the same.
-    let limit_ns = soonest.lag_ns.saturating_add(soonest.lag_ns / 4);
-    let has_rhythm = soonest.tokens.len() >= RHYTHM;
+    // As even, within a quarter, is alike; what comes to the same is no rival.
+    let limit_ns = evenest.unevenness_ns.saturating_add(evenest.unevenness_ns / 4);
+    let has_rhythm = evenest.tokens.len() >= RHYTHM;
     let steps = |counted: &Counted| counted.tokens.values().map(|(step, _)| step.step).collect::<Vec<_>>();
-    let first = steps(soonest);
-    let is_alone = counted.iter().skip(1).all(|other| other.lag_ns > limit_ns || steps(other) == first);
+    let first = steps(evenest);
+    let is_alone =
+        counted.iter().skip(1).all(|other| other.unevenness_ns > limit_ns || steps(other) == first);
     if is_alone && has_rhythm {
-        return counted.into_iter().next().map(|soonest| soonest.tokens);
+        return counted.into_iter().next().map(|evenest| evenest.tokens);
     }
-    counted.retain(|other| !has_rhythm || other.lag_ns <= limit_ns);
-    let best = counted.into_iter().rev().max_by_key(|counted| counted.agreeing)?;
-    (best.agreeing * 2 > votes).then_some(best.tokens)
+    counted.retain(|other| !has_rhythm || other.unevenness_ns <= limit_ns);
+    let mut best = counted.into_iter().rev().max_by_key(|counted| counted.agreeing)?;
+    if best.agreeing * 2 <= votes {
+        best.tokens.values_mut().for_each(|(_, join)| *join = Join::Inferred);
+    }
+    Some(best.tokens)
 }
 
 /// How many of the steps, in order of their end, had ended by then.
@@ -221,7 +223,7 @@ fn latest(steps: &[Ended], deliveries: &Deliveries) -> BTreeMap<TokenKey, (Ended
         deliveries.iter().flat_map(|(choice, tokens)| tokens.iter().map(move |token| (*choice, *token)));
     let step = |(choice, (index, time_ns))| {
         let step = ended_by(steps, time_ns).checked_sub(1).and_then(|at| steps.get(at))?;
-        Some(((choice, index), (*step, Join::Time)))
+        Some(((choice, index), (*step, Join::Inferred)))
     };
     tokens.filter_map(step).collect()
 }
@@ -315,7 +317,7 @@ mod tests {
             (0..30).map(|index| (index, 10_000 + (10 + u64::from(index) / 3 + 1) * STEP_NS + 5)).collect();
         let joined = join(&steps, received_ns, &deliveries, &Votes::default());
         for (index, one) in (0u64..).zip(joined) {
-            assert_eq!(one, Some((10 + index / 3, Join::Time)));
+            assert_eq!(one, Some((10 + index / 3, Join::Inferred)));
         }
     }
 
@@ -364,7 +366,7 @@ mod tests {
         let deliveries: Vec<(u32, u64)> =
             (0..20).map(|index| (index, 10_000 + (20 + u64::from(index) + 1) * STEP_NS + 10)).collect();
         let joined = join(&steps, 10_000 + 20 * STEP_NS, &deliveries, &Votes::default());
-        assert!(joined.iter().all(|one| matches!(one, Some((_, Join::Time)))), "{joined:?}");
+        assert!(joined.iter().all(|one| matches!(one, Some((_, Join::Inferred)))), "{joined:?}");
     }
 
     /// An engine of 1 µs a step, and one of 1.7 µs, on a thread each.
@@ -385,7 +387,8 @@ mod tests {
         fn rhythm_tells_engines_apart(
             is_slow in any::<bool>(),
             first in 0u64..20,
-            delays in prop::collection::vec(10u64..600, 12..30),
+            way_ns in 10u64..400,
+            delays in prop::collection::vec(0u64..600, 12..30),
             heard in prop::collection::vec(any::<bool>(), 30),
         ) {
             let steps = of(SERVER, unlike_engines().into_iter());
@@ -393,7 +396,7 @@ mod tests {
             let received_ns = 10_000 + first * period_ns;
             let deliveries: Vec<(u32, u64)> = (0u32..)
                 .zip(&delays)
-                .map(|(index, delay)| (index, received_ns + (u64::from(index) + 1) * period_ns + delay))
+                .map(|(index, delay)| (index, received_ns + (u64::from(index) + 1) * period_ns + way_ns + delay))
                 .collect();
             let mut votes = Votes::default();
             for (index, is_slow) in (0..).zip(heard.iter().take(delays.len())) {

@@ -188,8 +188,9 @@ pub enum Join {
     Mark,
     /// By counting: one token a step.
     Count,
-    /// The latest step that had ended before the token was delivered: inferred.
-    Time,
+    /// The likeliest: by counting where nothing tells which of several engines it was, and where steps and tokens are not
+    /// one to one, the latest step that had ended before the token was delivered.
+    Inferred,
 }
 
 impl Join {
@@ -200,7 +201,7 @@ impl Join {
             Self::None => "none",
             Self::Mark => "mark",
             Self::Count => "count",
-            Self::Time => "time",
+            Self::Inferred => "inferred",
         }
     }
 }
