@@ -9,10 +9,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::rows::{GpuTime, Hazard, HazardKind};
+use super::rows::{GpuTime, Hazard, HazardKind, Unmatched};
 use super::step::StepKey;
 use super::tables::LedgerRow;
-use crate::event::{Call, ProcessId, StackId};
+use super::{Clock, Timeline};
+use crate::event::{Call, CallEnd, Origin, ProcessId, Role, StackId};
 
 /// Most streams that are followed, and cases whose steps are not final.
 const MAX_STREAMS: usize = 4096;
@@ -407,6 +408,57 @@ impl Case {
         let other_step = self.other_done.map(|done| done.id);
         is_one.then_some(Hazard { step: step.id, other_step, ..self.hazard })
     }
+}
+
+impl<C: Clock> Timeline<C> {
+    /// A call that orders streams, or decides what a step on one means.
+    pub(super) fn stream_call(&mut self, call: &Call, role: Role, stream_arg: Option<u8>) {
+        if call.end != CallEnd::Returned {
+            return;
+        }
+        let process = call.origin.process;
+        let given_up = match (role, argument(call, stream_arg)) {
+            // Whatever it says, the capture is over.
+            (Role::CaptureEnd, Some(stream)) => {
+                self.hazards.capture_ended(call, stream);
+                0
+            }
+            _ if !succeeded(call) => 0,
+            (Role::CaptureBegin, Some(stream)) => self.hazards.capture_began(call, stream),
+            (Role::StreamEnd, Some(stream)) => {
+                self.hazards.stream_ended(process, stream);
+                0
+            }
+            (Role::ContextEnd, _) => {
+                self.hazards.context_ended(process);
+                0
+            }
+            (Role::GraphLaunch, _) => {
+                self.hazards.launched(call);
+                0
+            }
+            (Role::Sync, _) => {
+                self.hazards.ordered(call);
+                0
+            }
+            _ => 0,
+        };
+        self.given_up(call.origin, given_up);
+    }
+
+    pub(super) fn given_up(&mut self, origin: Origin, count: u64) {
+        self.counts.add(Unmatched::Evicted, origin, count, || "streams and hazards".to_owned());
+    }
+}
+
+/// An argument of a call.
+pub(super) fn argument(call: &Call, index: Option<u8>) -> Option<u64> {
+    index.and_then(|index| call.args.get(usize::from(index))).copied()
+}
+
+/// CUDA's functions return 0 when they did what they say.
+pub(super) fn succeeded(call: &Call) -> bool {
+    call.ret.cast_signed() as i32 == 0
 }
 
 fn is_default(stream: u64) -> bool {

@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use tracer_abi::mark::Slot;
 
 use super::engine::StepTensors;
-use super::hazard::{Enqueued, Final, Ran, Served};
+use super::hazard::{Enqueued, Final, Ran, Served, argument, succeeded};
 use super::iteration::{IterationKey, StepEnd};
 use super::layer::{self, PendingLayers};
 use super::phase::Ranges;
@@ -311,45 +311,6 @@ impl<C: Clock> Timeline<C> {
         });
     }
 
-    /// A call that orders streams, or decides what a step on one means.
-    pub(super) fn stream_call(&mut self, call: &Call, role: Role, stream_arg: Option<u8>) {
-        if call.end != CallEnd::Returned {
-            return;
-        }
-        let process = call.origin.process;
-        let given_up = match (role, argument(call, stream_arg)) {
-            // Whatever it says, the capture is over.
-            (Role::CaptureEnd, Some(stream)) => {
-                self.hazards.capture_ended(call, stream);
-                0
-            }
-            _ if !succeeded(call) => 0,
-            (Role::CaptureBegin, Some(stream)) => self.hazards.capture_began(call, stream),
-            (Role::StreamEnd, Some(stream)) => {
-                self.hazards.stream_ended(process, stream);
-                0
-            }
-            (Role::ContextEnd, _) => {
-                self.hazards.context_ended(process);
-                0
-            }
-            (Role::GraphLaunch, _) => {
-                self.hazards.launched(call);
-                0
-            }
-            (Role::Sync, _) => {
-                self.hazards.ordered(call);
-                0
-            }
-            _ => 0,
-        };
-        self.given_up(call.origin, given_up);
-    }
-
-    fn given_up(&mut self, origin: Origin, count: u64) {
-        self.counts.add(Unmatched::Evicted, origin, count, || "streams and hazards".to_owned());
-    }
-
     pub(super) fn gpu_span(&mut self, origin: Origin, span: GpuSpan) {
         let program = self.programs.entry(origin.process).or_default();
         let since = program.injected_since_ns.get_or_insert(span.enqueue_begin_ns);
@@ -526,16 +487,6 @@ impl<C: Clock> Timeline<C> {
         self.exchanges.steps.add(&row, step.call.args[0]);
         self.out.steps.push(row);
     }
-}
-
-/// An argument of a call.
-fn argument(call: &Call, index: Option<u8>) -> Option<u64> {
-    index.and_then(|index| call.args.get(usize::from(index))).copied()
-}
-
-/// CUDA's functions return 0 when they did what they say.
-fn succeeded(call: &Call) -> bool {
-    call.ret.cast_signed() as i32 == 0
 }
 
 impl PendingBatch {
