@@ -280,8 +280,12 @@ fn start_recorder(pid: u32, capture: &Path) -> Result<std::process::Child> {
     Ok(recorder)
 }
 
-pub(crate) fn wait_for(mut condition: impl FnMut() -> bool) -> Result<()> {
-    let patience = Instant::now() + Duration::from_secs(30);
+pub(crate) fn wait_for(condition: impl FnMut() -> bool) -> Result<()> {
+    wait_for_at_most(Duration::from_secs(30), condition)
+}
+
+pub(crate) fn wait_for_at_most(most: Duration, mut condition: impl FnMut() -> bool) -> Result<()> {
+    let patience = Instant::now() + most;
     while !condition() {
         ensure!(Instant::now() < patience, "waited in vain");
         std::thread::sleep(Duration::from_millis(10));
