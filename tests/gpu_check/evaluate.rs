@@ -76,7 +76,9 @@ fn of_readings(recording: &Recording, quality: &Quality) -> Vec<Line> {
             "µs",
             quantum_us,
             Some(Aim::AtMost(1.0)),
-            "a device whose step is not known yet is taken for one of 1 µs".into(),
+            "the coarsest that any base showed; few readings at even intervals may look coarser than the device is, and \
+             one whose step is not known yet is taken for one of 1 µs"
+                .into(),
         ),
         Line::new(
             "bound of a GPU time, median",

@@ -46,8 +46,9 @@ fn the_stand_in_is_checked_and_everything_says_simulated() {
         // A busy machine may leave too few readings to say anything.
         assert!(value(none).is_none_or(|count| count == 0.0), "{none}\n{out}");
     }
-    // The stand-in's clock steps by 0.5 µs, and 1 µs is said of a step that too few readings told.
-    assert!(matches!(value("event quantum"), Some(0.5 | 1.0)), "{out}");
+    // The stand-in's clock steps by 0.5 µs. Few readings, at even intervals, may all be on a coarser grid; none is finer.
+    let quantum_us = value("event quantum").unwrap();
+    assert!(quantum_us >= 0.5 && (quantum_us / 0.5).fract() == 0.0, "{out}");
     // It runs no kernels, and 3 s show no wander.
     assert_eq!(value("events and %globaltimer disagree"), None);
     assert_eq!(value("wander of the device's rate"), None);
