@@ -151,6 +151,19 @@ pub(crate) struct Bpftrace {
 impl Bpftrace {
     /// Starts it on a program that asks by marks whether somebody is there, and waits until one is seen.
     pub(crate) fn start(pid: u32, library: &Path) -> Result<Self> {
+        // Now and then it does not find a probe's arguments, and does at the next try.
+        let is_its_own = |error: &anyhow::Error| error.to_string().contains("couldn't get argument");
+        let mut started = Self::try_start(pid, library);
+        for _ in 0..4 {
+            if started.as_ref().err().is_none_or(|error| !is_its_own(error)) {
+                break;
+            }
+            started = Self::try_start(pid, library);
+        }
+        started
+    }
+
+    fn try_start(pid: u32, library: &Path) -> Result<Self> {
         // By kind and by request; and a request's id and its length, read from the payload of its begin.
         let program = format!(
             r#"usdt:"{0}":tracer:mark /arg2 != 5/ {{ @kinds[arg2] = count(); @requests[arg3] = count(); }}
