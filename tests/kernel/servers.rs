@@ -18,7 +18,7 @@ use engines::Profiles;
 use tracer::{
     event::{Event, HttpFinish},
     probe::{Options, Session, process},
-    timeline::{Config, NoClock, Timeline, tables::LedgerRow},
+    timeline::{Config, NoClock, Output, Timeline, tables::LedgerRow},
 };
 use tracer_abi::mark::FINISH_STOP;
 
@@ -113,36 +113,44 @@ pub(crate) fn start(command: &mut Command, port: u16) -> Result<Server> {
 
 /// Tokens per request id, as this client counts them.
 fn load(port: u16) -> Result<BTreeMap<String, u32>> {
-    let clients: Vec<_> = (0..CONNECTIONS)
-        .map(|client| {
-            std::thread::spawn(move || -> Result<Vec<(String, u32)>> {
-                let mut stream = TcpStream::connect(("127.0.0.1", port))?;
-                let ask = |(number, stream): (usize, &mut TcpStream)| {
-                    let (name, tokens) = (format!("r{client}-{number}"), 5 + client * 3 + number);
-                    let seen = ask(stream, &name, tokens)?;
-                    ensure!(seen as usize == tokens, "{name}: {seen} tokens, not {tokens}");
-                    Ok((name, seen))
-                };
-                (0..REQUESTS).map(|number| ask((number, &mut stream))).collect()
-            })
+    clients(port, CONNECTIONS, |client, stream| {
+        let ask = |(number, stream): (usize, &mut TcpStream)| {
+            let (name, tokens) = (format!("r{client}-{number}"), 5 + client * 3 + number);
+            let seen =
+                post(stream, &name, &format!("{{\"max_tokens\":{tokens}}}"))?.matches("\"text\":").count();
+            ensure!(seen == tokens, "{name}: {seen} tokens, not {tokens}");
+            Ok((name, u32::try_from(seen)?))
+        };
+        (0..REQUESTS).map(|number| ask((number, &mut *stream))).collect()
+    })
+}
+
+/// What so many clients say at the same time, each of its number and on a connection of its own.
+fn clients<T: Default + Extend<I> + IntoIterator<Item = I> + Send + 'static, I>(
+    port: u16,
+    count: usize,
+    client: impl Fn(usize, &mut TcpStream) -> Result<T> + Copy + Send + 'static,
+) -> Result<T> {
+    let clients: Vec<_> = (0..count)
+        .map(|number| {
+            std::thread::spawn(move || client(number, &mut TcpStream::connect(("127.0.0.1", port))?))
         })
         .collect();
-    let mut all = BTreeMap::new();
+    let mut all = T::default();
     for client in clients {
         all.extend(client.join().map_err(|_| anyhow::anyhow!("a client panicked"))??);
     }
     Ok(all)
 }
 
-/// One request on a connection that stays open.
-fn ask(stream: &mut TcpStream, name: &str, tokens: usize) -> Result<u32> {
-    let body = format!("{{\"max_tokens\":{tokens}}}");
+/// The answer to one request, on a connection that stays open.
+fn post(stream: &mut TcpStream, name: &str, body: &str) -> Result<String> {
     let head = format!(
         "POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Request-ID: {name}\r\nContent-Type: application/json\r\n\
          Content-Length: {}\r\n\r\n",
         body.len()
     );
-    stream.write_all((head + &body).as_bytes())?;
+    stream.write_all((head + body).as_bytes())?;
     let mut answer = Vec::new();
     let mut buffer = [0; 8192];
     while !answer.ends_with(b"\r\n0\r\n\r\n") {
@@ -150,8 +158,15 @@ fn ask(stream: &mut TcpStream, name: &str, tokens: usize) -> Result<u32> {
         ensure!(count > 0, "the server closed the connection");
         answer.extend_from_slice(&buffer[..count]);
     }
-    let text = String::from_utf8_lossy(&answer);
-    Ok(u32::try_from(text.matches("\"text\":").count())?)
+    Ok(String::from_utf8_lossy(&answer).into_owned())
+}
+
+/// The rows that the timeline makes of events.
+fn joined<'a>(events: impl IntoIterator<Item = &'a Event>) -> Output {
+    let mut timeline = Timeline::new(Config::default(), NoClock);
+    events.into_iter().for_each(|event| timeline.feed(event));
+    timeline.finish();
+    timeline.drain()
 }
 
 /// Functions that Node compiles while they run, by the perf map that it writes.
@@ -200,10 +215,7 @@ fn fastapi_marks() -> Result<()> {
     command.args(["marks_app:app", "--log-level", "warning", "--port", &port.to_string()]);
     let server = start(command.current_dir(sources()), port)?;
     let (events, ledger, expected) = trace(&process::tree(server.id())?, move || load(port))?;
-    let mut timeline = Timeline::new(Config::default(), NoClock);
-    events.iter().for_each(|event| timeline.feed(event));
-    timeline.finish();
-    let rows = timeline.drain();
+    let rows = joined(&events);
     let seen: BTreeMap<String, u32> =
         rows.requests.iter().map(|request| (request.request_id.clone(), request.tokens)).collect();
     ensure!(seen == expected && rows.requests.len() == expected.len(), "seen {seen:?}, not {expected:?}");

@@ -3,8 +3,7 @@
 
 use std::{
     collections::BTreeMap,
-    io::{BufRead, BufReader, Read, Write},
-    net::TcpStream,
+    io::{BufRead, BufReader},
     path::Path,
     process::{Command, Stdio},
 };
@@ -14,13 +13,10 @@ use engines::Profiles;
 use tracer::{
     event::Event,
     probe::{Options, Session, process},
-    timeline::{
-        Config, NoClock, Output, Timeline,
-        rows::{Join, Step},
-    },
+    timeline::rows::{Join, Step},
 };
 
-use super::{Server, folder, free_port, sources, start};
+use super::{Server, clients, folder, free_port, joined, post, sources, start};
 use crate::fixture::calls_only;
 
 const CONNECTIONS: usize = 12;
@@ -100,13 +96,6 @@ pub(super) fn engines_elsewhere(hop: Hop) -> Result<()> {
     Ok(())
 }
 
-fn joined<'a>(events: impl IntoIterator<Item = &'a Event>) -> Output {
-    let mut timeline = Timeline::new(Config::default(), NoClock);
-    events.into_iter().for_each(|event| timeline.feed(event));
-    timeline.finish();
-    timeline.drain()
-}
-
 /// The engines' process, with its steps about to begin.
 fn run_engine(libraries: &Path, arguments: &[&str]) -> Result<Server> {
     let python = folder().context("no TRACER_REAL_SERVERS")?.join("venv/bin/python");
@@ -120,46 +109,22 @@ fn run_engine(libraries: &Path, arguments: &[&str]) -> Result<Server> {
 }
 
 fn load(port: u16) -> Result<Truth> {
-    let clients: Vec<_> = (0..CONNECTIONS)
-        .map(|client| {
-            std::thread::spawn(move || -> Result<Truth> {
-                let mut stream = TcpStream::connect(("127.0.0.1", port))?;
-                let mut truth = Truth::new();
-                for number in 0..REQUESTS {
-                    let (name, tokens) = (format!("r{client}-{number}"), 8 + client * 3 + number * 5);
-                    let model = if (client + number) % 2 == 0 { "a" } else { "b" };
-                    let texts = ask(&mut stream, &name, model, tokens)?;
-                    ensure!(texts.len() == tokens, "{name}: {} tokens, not {tokens}", texts.len());
-                    truth.extend((0..).zip(texts).map(|(index, made_by)| ((name.clone(), index), made_by)));
-                }
-                Ok(truth)
-            })
-        })
-        .collect();
-    let mut all = Truth::new();
-    for client in clients {
-        all.extend(client.join().map_err(|_| anyhow::anyhow!("a client panicked"))??);
-    }
-    Ok(all)
+    clients(port, CONNECTIONS, |client, stream| {
+        let mut truth = Truth::new();
+        for number in 0..REQUESTS {
+            let (name, tokens) = (format!("r{client}-{number}"), 8 + client * 3 + number * 5);
+            let model = if (client + number) % 2 == 0 { "a" } else { "b" };
+            let body = format!("{{\"model\":\"{model}\",\"max_tokens\":{tokens}}}");
+            let made_by = made_by(&post(stream, &name, &body)?)?;
+            ensure!(made_by.len() == tokens, "{name}: {} tokens, not {tokens}", made_by.len());
+            truth.extend((0..).zip(made_by).map(|(index, made_by)| ((name.clone(), index), made_by)));
+        }
+        Ok(truth)
+    })
 }
 
-/// One request on a connection that stays open.
-fn ask(stream: &mut TcpStream, name: &str, model: &str, tokens: usize) -> Result<Vec<(u32, usize)>> {
-    let body = format!("{{\"model\":\"{model}\",\"max_tokens\":{tokens}}}");
-    let head = format!(
-        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Request-ID: {name}\r\nContent-Type: application/json\r\n\
-         Content-Length: {}\r\n\r\n",
-        body.len()
-    );
-    stream.write_all((head + &body).as_bytes())?;
-    let mut answer = Vec::new();
-    let mut buffer = [0; 8192];
-    while !answer.ends_with(b"\r\n0\r\n\r\n") {
-        let count = stream.read(&mut buffer)?;
-        ensure!(count > 0, "the server closed the connection");
-        answer.extend_from_slice(&buffer[..count]);
-    }
-    let answer = String::from_utf8_lossy(&answer);
+/// Thread and number of the step of each token of an answer.
+fn made_by(answer: &str) -> Result<Vec<(u32, usize)>> {
     let texts = answer.split("\"text\":\"").skip(1).filter_map(|rest| rest.split_once('"'));
     let made_by = texts.map(|(text, _)| {
         let (tid, step) = text.split_once(':').context("no step in a token")?;

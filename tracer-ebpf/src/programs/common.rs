@@ -7,7 +7,7 @@ use aya_ebpf::{
     bindings::BPF_RB_NO_WAKEUP,
     helpers::{bpf_get_current_pid_tgid, bpf_get_smp_processor_id, bpf_ktime_get_ns, generated},
     macros::map,
-    maps::{HashMap, PerCpuArray, RingBuf},
+    maps::{Array, HashMap, PerCpuArray, RingBuf},
 };
 use tracer_abi::{
     Counter, Header, Kind, MAX_POINTS, MAX_TARGETS, MarkRecord, Offsets, Socket, Target, socket::SEND_BYTES,
@@ -153,6 +153,16 @@ pub(crate) fn with_scratch(f: impl FnOnce(&mut ScratchBytes)) {
         index += 1;
     }
     count(Counter::ScratchBusy);
+}
+
+/// The value of a key, which begins as what `zero` holds: a value that is too big for the stack. `None`: the map is full.
+#[inline(always)]
+pub(crate) fn entry<K, V>(map: &HashMap<K, V>, key: K, zero: &Array<V>) -> Option<*mut V> {
+    if let Some(value) = map.get_ptr_mut(&key) {
+        return Some(value);
+    }
+    map.insert(&key, zero.get(0)?, 0).ok()?;
+    map.get_ptr_mut(&key)
 }
 
 /// The target that is running, with the ids of the current thread: (target, tgid, tid).

@@ -19,7 +19,7 @@ use tracer_abi::{
 };
 
 use super::{
-    common::{opaque, read_user},
+    common::{entry, opaque, read_user},
     unwind::{BP, PC, SP, Walk, space_of},
 };
 
@@ -171,7 +171,7 @@ pub(crate) fn remember(walk: &Walk, place: &Place) {
     if place.syscall < 0 || !is_whole {
         return;
     }
-    let Some(repeat) = entry(place.key()) else { return };
+    let Some(repeat) = entry(&REPEATS, place.key(), &NOTHING) else { return };
     // SAFETY: a valid map value that only this thread's switches change; the sources are as long as said.
     unsafe {
         (*repeat).space = walk.space.id;
@@ -194,16 +194,6 @@ pub(crate) fn remember(walk: &Walk, place: &Place) {
             walk.words.as_ptr().cast(),
         );
     }
-}
-
-#[inline(always)]
-fn entry(key: u64) -> Option<*mut Repeat> {
-    if let Some(repeat) = REPEATS.get_ptr_mut(key) {
-        return Some(repeat);
-    }
-    let nothing = NOTHING.get(0)?;
-    REPEATS.insert(key, nothing, 0).ok()?;
-    REPEATS.get_ptr_mut(key)
 }
 
 /// A thread ends.

@@ -16,7 +16,7 @@ use tracer_abi::{
 };
 
 use super::{
-    common::{OFFSETS, Ring, TARGETS, count, header, now_ns, output, read_kernel},
+    common::{OFFSETS, Ring, TARGETS, count, entry, header, now_ns, output, read_kernel},
     repeat::{self, Place},
     unwind::{self, copy_stack, record_bytes},
 };
@@ -69,7 +69,7 @@ fn switched_out(ctx: &BtfTracePointContext, now: u64) {
     // SAFETY: the value is copied at once.
     let Some(target) = (unsafe { TARGETS.get(tgid) }) else { return };
     let target = *target;
-    let Some(sleeper) = sleeper_of(tid) else {
+    let Some(sleeper) = entry(&SLEEPERS, tid, &ZERO) else {
         count(Counter::SleepersFull);
         return;
     };
@@ -123,16 +123,6 @@ unsafe fn walked(
         repeat::remember(walk, place);
         copy_stack(walk, to)
     }
-}
-
-#[inline(always)]
-fn sleeper_of(tid: u32) -> Option<*mut Sched> {
-    if let Some(sleeper) = SLEEPERS.get_ptr_mut(tid) {
-        return Some(sleeper);
-    }
-    let zero = ZERO.get(0)?;
-    SLEEPERS.insert(tid, zero, 0).ok()?;
-    SLEEPERS.get_ptr_mut(tid)
 }
 
 /// Thread `tid` gets the CPU.
