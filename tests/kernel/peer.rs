@@ -29,6 +29,7 @@ const POINTS: f64 = 2.0;
 const HEAVIEST: usize = 10;
 /// So many that chance explains no more than that: the share of a function is known to ±0.5 points (σ).
 const SAMPLES: u64 = 8000;
+const ROUNDS: usize = 4;
 
 /// Shares of functions, and how many stacks begin where threads do.
 #[derive(Default)]
@@ -67,16 +68,26 @@ fn perf() -> Result<()> {
     ] {
         let mut command = Command::new(program);
         command.args(script).args(["deep", "600000"]);
-        // Two clocks on a busy machine may see a program differently once.
-        if let Err(error) = compare(what, &mut command) {
-            println!("  {error:#}; once more");
-            compare(what, &mut command)?;
+        // Chance, and what else the machine does: where shares differ, more samples decide.
+        let (mut ours, mut theirs) = (View::default(), View::default());
+        for round in 1..=ROUNDS {
+            sample(&mut command, &mut ours, &mut theirs)?;
+            println!("{}", table(what, &ours, &theirs));
+            let (whole, samples) = (ours.whole, ours.samples);
+            ensure!(whole as f64 >= 0.99 * samples as f64, "{what}: {whole} of {samples} whole");
+            let other = heaviest(&ours)
+                .into_iter()
+                .find(|name| (ours.percent(name) - theirs.percent(name)).abs() > POINTS);
+            let Some(name) = other else { break };
+            let (own, their) = (ours.percent(&name), theirs.percent(&name));
+            ensure!(round < ROUNDS, "{what}: {name} has {own:.1} % here and {their:.1} % there");
         }
     }
     Ok(())
 }
 
-fn compare(what: &str, command: &mut Command) -> Result<()> {
+/// Runs the program while both sample it.
+fn sample(command: &mut Command, ours: &mut View, theirs: &mut View) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let data = folder.path().join("perf.data");
     let mut running = Running::start_command(command)?;
@@ -86,7 +97,8 @@ fn compare(what: &str, command: &mut Command) -> Result<()> {
     running.tell()?;
     let mut peer = Command::new("perf");
     // A clock per CPU, as ours: one per thread begins anew with each switch and so shuns what comes right after it.
-    peer.args(["record", "-q", "-a", "-e", "cpu-clock", "-F", "499", "--call-graph", "dwarf", "-o"]);
+    // At another rate: clocks of one rate keep their distance, and may see different parts of a loop throughout.
+    peer.args(["record", "-q", "-a", "-e", "cpu-clock", "-F", "421", "--call-graph", "dwarf", "-o"]);
     peer.arg(&data).stdout(Stdio::null());
     let mut peer = peer.spawn().context("running perf (apt-get install linux-perf)")?;
     let mut events = Vec::new();
@@ -105,20 +117,8 @@ fn compare(what: &str, command: &mut Command) -> Result<()> {
     let losses: Vec<_> = stopped.ledger.iter().filter(|row| row.loss && row.count > 0).collect();
     ensure!(losses.is_empty(), "lost: {losses:?}");
     let mut names = Names::new(&events);
-    let ours = names.ours(&events);
-    let theirs = names.theirs(&script(&data, running.pid())?);
-    drop(running);
-    println!("{}", table(what, &ours, &theirs));
-    ensure!(
-        ours.whole as f64 >= 0.99 * ours.samples as f64,
-        "{what}: {} of {} whole",
-        ours.whole,
-        ours.samples
-    );
-    for name in heaviest(&ours) {
-        let (own, their) = (ours.percent(&name), theirs.percent(&name));
-        ensure!((own - their).abs() <= POINTS, "{what}: {name} has {own:.1} % here and {their:.1} % there");
-    }
+    names.ours(&events, ours);
+    names.theirs(&script(&data, running.pid())?, theirs);
     Ok(())
 }
 
@@ -183,8 +183,7 @@ impl Names {
         frames.iter().filter_map(native).collect()
     }
 
-    fn ours(&mut self, events: &[Event]) -> View {
-        let mut view = View::default();
+    fn ours(&mut self, events: &[Event], view: &mut View) {
         let mut stacks = BTreeMap::new();
         for event in events {
             match event {
@@ -197,16 +196,13 @@ impl Names {
                 _ => {}
             }
         }
-        view
     }
 
-    fn theirs(&mut self, stacks: &[Vec<Place>]) -> View {
-        let mut view = View::default();
+    fn theirs(&mut self, stacks: &[Vec<Place>], view: &mut View) {
         for stack in stacks {
             let name = |(depth, place)| self.name(place, depth > 0);
             view.add(&stack.iter().enumerate().map(name).collect::<Vec<_>>(), 1);
         }
-        view
     }
 
     fn name(&mut self, place: &Place, is_return: bool) -> String {
