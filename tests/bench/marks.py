@@ -27,6 +27,12 @@ def begin(calls):
 
 
 def batch(calls):
+    for _ in repeat(None, calls):
+        if marks.listening():
+            marks.batch(1, 0, [marks.Slot(i, sample_offset=i, generation_step=i) for i in range(32)])
+
+
+def gathered(calls):
     mark = marks.batch
     for _ in repeat(None, calls):
         mark(1, 0, SLOTS)
@@ -36,7 +42,7 @@ os.sched_setaffinity(0, {int(sys.argv[1])})
 print("ready", flush=True)
 for line in sys.stdin:
     what, calls = line.split()
-    call = {"loop": loop, "token": token, "begin": begin, "batch": batch}[what]
+    call = {"loop": loop, "token": token, "begin": begin, "batch": batch, "gathered": gathered}[what]
     begin_ns = time.thread_time_ns()
     call(int(calls))
     print(time.thread_time_ns() - begin_ns, flush=True)
