@@ -11,6 +11,7 @@ mod colour;
 mod dark;
 mod error;
 mod flame;
+mod folded;
 mod frame;
 mod heatmap;
 mod histogram;
@@ -23,7 +24,8 @@ mod svg;
 pub mod text;
 
 pub use error::Error;
-pub use flame::{FlameGraph, FlameOptions, Palette, differential, flamegraph};
+pub use flame::{FlameOptions, Palette, differential, flamegraph};
+pub use folded::{Folded, Name};
 pub use frame::Header;
 pub use heatmap::{Axis, Fault, HeatmapInput, Lane, Loss, Point, Stretch, Strip, heatmap};
 pub use histogram::{HistogramInput, Panel, Quantile, histogram};

@@ -1,9 +1,9 @@
 //! Made-up latencies that look like a server's: the same at every run.
 
 use flamegraphs::{
-    Axis, Fault, FlameOptions, GpuBar, Header, HeatmapInput, HistogramInput, Hue, Lane, Loss, MatrixCell,
-    MatrixInput, Measure, Panel, Part, PercentileInput, Piece, Point, Quantile, RequestInput, Series,
-    StepBar, Stretch, Strip, TokenBar,
+    Axis, Fault, FlameOptions, Folded, GpuBar, Header, HeatmapInput, HistogramInput, Hue, Lane, Loss,
+    MatrixCell, MatrixInput, Measure, Panel, Part, PercentileInput, Piece, Point, Quantile, RequestInput,
+    Series, StepBar, Stretch, Strip, TokenBar,
 };
 
 /// A small generator (splitmix64): the pictures must not depend on a crate's version.
@@ -145,7 +145,7 @@ pub(crate) fn histograms(scale: usize) -> HistogramInput {
     }
 }
 
-pub(crate) fn stacks() -> Vec<(Vec<String>, u64)> {
+pub(crate) fn stacks() -> Folded<1> {
     let mut random = Random(4);
     let mut stacks = Vec::new();
     let leaves: [&[&str]; 6] = [
@@ -163,11 +163,11 @@ pub(crate) fn stacks() -> Vec<(Vec<String>, u64)> {
             for leaf in leaves {
                 let mut stack = vec![root.clone(), (*phase).to_owned()];
                 stack.extend(leaf.iter().map(|&f| f.to_owned()));
-                stacks.push((stack, random.next() % 40_000_000));
+                stacks.push((stack, [random.next() % 40_000_000]));
             }
         }
     }
-    stacks
+    stacks.into_iter().collect()
 }
 
 pub(crate) fn flame_options() -> FlameOptions {
@@ -328,13 +328,14 @@ pub(crate) fn request_rows(ids: &[String]) -> MatrixInput {
 }
 
 /// Stacks of usual and slow tokens, ns of a token.
-pub(crate) fn grown() -> Vec<(Vec<String>, [u64; 2])> {
-    let stack = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
-    vec![
+pub(crate) fn grown() -> Folded<2> {
+    let stack = |names: &[&'static str]| names.to_vec();
+    let stacks = [
         (stack(&["gpu_span"]), [1_900_000, 1_950_000]),
         (stack(&["gpu_wait"]), [60_000, 20_000]),
         (stack(&["host_blocked", "futex", "serve", "lock", "futex_wait_[k]"]), [10_000, 6_300_000]),
         (stack(&["host_blocked", "poll", "serve", "epoll_wait_[k]"]), [90_000, 0]),
         (stack(&["deliver"]), [90_000, 90_000]),
-    ]
+    ];
+    stacks.into_iter().collect()
 }

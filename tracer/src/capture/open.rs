@@ -145,6 +145,14 @@ impl Capture {
         Events::open(&self.folder)
     }
 
+    /// Those of some tables only.
+    ///
+    /// # Errors
+    /// When a table cannot be opened.
+    pub(crate) fn events_of(&self, tables: &[&str]) -> Result<Events> {
+        Events::open_some(&self.folder, |name| tables.contains(&name))
+    }
+
     /// The recorder's lines of the ledger as they changed over time.
     pub(crate) fn counters(&self) -> Result<Rows<Counter>> {
         rows(&self.folder)

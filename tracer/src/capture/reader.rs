@@ -163,13 +163,20 @@ pub struct Events {
 
 impl Events {
     pub(crate) fn open(folder: &Folder) -> Result<Self> {
+        Self::open_some(folder, |_| true)
+    }
+
+    /// Of the tables that are wanted, by their names.
+    pub(crate) fn open_some(folder: &Folder, is_wanted: impl Fn(&str) -> bool) -> Result<Self> {
         let mut tables: Vec<Box<dyn Cursor>> = Vec::new();
         macro_rules! open {
             ($($field:ident: $type:ty),* $(,)?) => {$(
-                tables.push(Box::new(TableCursor::<$type> {
-                    batches: Batches::open(folder)?,
-                    rows: Vec::new().into_iter(),
-                }));
+                if is_wanted(<$type as Table>::NAME) {
+                    tables.push(Box::new(TableCursor::<$type> {
+                        batches: Batches::open(folder)?,
+                        rows: Vec::new().into_iter(),
+                    }));
+                }
             )*};
         }
         for_each_event_table!(open);

@@ -5,6 +5,7 @@ use super::open::Capture;
 use crate::event::{StackCut, StackId};
 use crate::symbol::{FrameKind, SymbolFrame};
 use crate::timeline::budget::Blocked;
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 /// Rust's runtime marks by this function where a thread's own code begins; below it there is only how threads start.
@@ -61,19 +62,20 @@ impl Stacks {
     }
 
     /// The frames of a stack, root first. What is missing at its root has a frame that says why.
-    pub fn root_first(&self, stack: Option<StackId>) -> impl Iterator<Item = String> {
-        let cut =
-            stack.and_then(|stack| self.cuts.get(&stack)).map(|cut| format!("[truncated: {}]", cut.text()));
-        let missing = stack.is_none().then(|| "[no stack]".to_owned());
+    pub fn root_first(&self, stack: Option<StackId>) -> impl Iterator<Item = Cow<'_, str>> {
+        let cut = stack
+            .and_then(|stack| self.cuts.get(&stack))
+            .map(|cut| format!("[truncated: {}]", cut.text()).into());
+        let missing = stack.is_none().then_some(Cow::Borrowed("[no stack]"));
         let names = stack.and_then(|stack| self.names.get(&stack)).map_or(&[][..], Vec::as_slice);
-        cut.into_iter().chain(missing).chain(names.iter().cloned())
+        cut.into_iter().chain(missing).chain(names.iter().map(Cow::from))
     }
 
     /// The frames of a stack with which a thread went off the CPU, root first: without those at its leaf that only say
     /// that it did.
     #[must_use]
     pub fn off_cpu(&self, stack: Option<StackId>) -> Vec<String> {
-        let mut frames: Vec<String> = self.root_first(stack).collect();
+        let mut frames: Vec<String> = self.root_first(stack).map(Cow::into_owned).collect();
         let is_leaving = |frame: &String| {
             let name = frame.strip_suffix(KERNEL).unwrap_or("");
             SWITCH.iter().any(|start| name.starts_with(start))

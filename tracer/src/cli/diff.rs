@@ -105,8 +105,8 @@ fn draw(captures: &[Capture; 2], tables: [&Tables; 2]) -> Result<String> {
         groups: 2,
         ..FlameOptions::default()
     };
-    let drawn = flamegraphs::differential(means, &options);
-    Ok(drawn.context("cannot draw the flame graph: B has no token with a known latency")?.svg)
+    let drawn = flamegraphs::differential(&means.into_iter().collect(), &options);
+    drawn.context("cannot draw the flame graph: B has no token with a known latency")
 }
 
 fn text(a: &Tables, b: &Tables, shifts: &[Shift], style: Style) -> String {

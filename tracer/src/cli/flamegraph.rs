@@ -17,7 +17,7 @@ use super::picture::{open, subtitle, write};
 use crate::capture::{Capture, Stacks, ThreadNames};
 use crate::timeline::tables::Tables;
 use anyhow::{Context, Result};
-use flamegraphs::{FlameGraph, FlameOptions, Header};
+use flamegraphs::{FlameOptions, Folded, Header};
 use select::Filters;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -87,9 +87,9 @@ struct Weighted {
 
 enum WeightedStacks {
     /// ns.
-    Sums(Vec<(Vec<String>, u64)>),
+    Sums(Folded<1>),
     /// ns of a usual token and of a slow one.
-    Grown(Vec<(Vec<String>, [u64; 2])>),
+    Grown(Folded<2>),
 }
 
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
@@ -117,19 +117,23 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     } else {
         (cpu::weigh(&source)?, "was it recorded with --sample-hz 0?")
     };
-    let drawn = draw(&source, weighted).with_context(|| {
+    let svg = draw(&source, &weighted).with_context(|| {
         let selected = if args.filters.is_all() { "" } else { "; or nothing was selected" };
         format!("cannot draw the flame graph of {name} ({hint}{selected})")
     })?;
-    write(&args.output, "flame graph", &drawn.svg)?;
+    write(&args.output, "flame graph", &svg)?;
     if let Some(path) = &args.folded {
-        write(path, "folded stacks", &drawn.folded)?;
+        let text = match &weighted.stacks {
+            WeightedStacks::Sums(stacks) => stacks.text(),
+            WeightedStacks::Grown(stacks) => stacks.text(),
+        };
+        write(path, "folded stacks", &text?)?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn draw(source: &Source, weighted: Weighted) -> Result<FlameGraph, flamegraphs::Error> {
-    let title: Vec<String> = std::iter::once(weighted.title).chain(source.filters.words()).collect();
+fn draw(source: &Source, weighted: &Weighted) -> Result<String, flamegraphs::Error> {
+    let title: Vec<String> = std::iter::once(weighted.title.clone()).chain(source.filters.words()).collect();
     let options = FlameOptions {
         header: Header {
             title: title.join(" · "),
@@ -141,7 +145,7 @@ fn draw(source: &Source, weighted: Weighted) -> Result<FlameGraph, flamegraphs::
         groups: weighted.groups,
         palette: weighted.palette,
     };
-    match weighted.stacks {
+    match &weighted.stacks {
         WeightedStacks::Sums(stacks) => flamegraphs::flamegraph(stacks, &options),
         WeightedStacks::Grown(stacks) => flamegraphs::differential(stacks, &options),
     }

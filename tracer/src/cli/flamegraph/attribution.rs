@@ -16,6 +16,9 @@ use tracer_abi::mark::{DECODE, PREFILL, Slot};
 const NO_REQUEST: &str = "no request";
 /// Phase of a request in which no NVTX range names one.
 const NO_PHASE: &str = "no phase";
+/// Where the events are that it takes.
+pub(super) const TABLES: [&str; 5] =
+    ["mark_request_begin", "mark_batch", "mark_nvtx", "processes", "samples"];
 /// Nested ranges that are kept.
 const MAX_DEPTH: usize = 64;
 
@@ -25,11 +28,14 @@ type Thread = (ProcessId, u32);
 /// Number of a request in order of appearance.
 type RequestKey = usize;
 
+/// Number of a phase's or a thread's name.
+type WordKey = usize;
+
 /// Who a sample's time belongs to, and in which phase (request) or on which thread (nobody).
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Owner {
-    Request(RequestKey, String),
-    Nobody(String),
+    Request(RequestKey, WordKey),
+    Nobody(WordKey),
 }
 
 /// Sums CPU time by owner and stack.
@@ -44,8 +50,11 @@ pub(super) struct Attribution {
     ranges: HashMap<Thread, Vec<mark::Nvtx>>,
     /// Requests that NVTX names.
     named: HashMap<String, RequestKey>,
-    threads: HashMap<Thread, String>,
-    weights: BTreeMap<(Owner, Option<StackId>), u64>,
+    threads: HashMap<Thread, WordKey>,
+    /// Names of phases and threads, by key.
+    words: Vec<String>,
+    word_keys: HashMap<String, WordKey>,
+    weights: HashMap<(Owner, Option<StackId>), u64>,
     /// Samples of each stack.
     samples: BTreeMap<Option<StackId>, u64>,
 }
@@ -85,8 +94,12 @@ impl Attribution {
                         self.batches.remove(&thread);
                         self.ranges.remove(&thread);
                     }
+                    _ if e.comm.is_empty() => {
+                        self.threads.remove(&thread);
+                    }
                     _ => {
-                        self.threads.insert(thread, e.comm.clone());
+                        let name = self.word(&e.comm);
+                        self.threads.insert(thread, name);
                     }
                 }
             }
@@ -98,6 +111,15 @@ impl Attribution {
     fn new_request(&mut self, number: u64, id: &str) -> RequestKey {
         self.requests.push(if id.is_empty() { format!("request #{number}") } else { id.to_owned() });
         self.requests.len() - 1
+    }
+
+    fn word(&mut self, text: &str) -> WordKey {
+        if let Some(&key) = self.word_keys.get(text) {
+            return key;
+        }
+        self.words.push(text.to_owned());
+        self.word_keys.insert(text.to_owned(), self.words.len() - 1);
+        self.words.len() - 1
     }
 
     /// A thread announces its next batch, or a further part of it.
@@ -135,6 +157,7 @@ impl Attribution {
         let id = |range: &mark::Nvtx| request_id(&range.name, &range.payload).map(str::to_owned);
         let request = ranges.iter().rev().find_map(id);
         let phase = ranges.iter().rev().find(|range| id(range).is_none()).map(|range| range.name.clone());
+        let phase = phase.map(|name| self.word(&name));
         let Some(request) = request else { return phase.map(Owner::Nobody) };
         let key = match self.named.get(&request) {
             Some(key) => *key,
@@ -144,32 +167,35 @@ impl Attribution {
                 key
             }
         };
-        Some(Owner::Request(key, phase.unwrap_or_else(|| NO_PHASE.to_owned())))
+        Some(Owner::Request(key, phase.unwrap_or_else(|| self.word(NO_PHASE))))
     }
 
     fn sample(&mut self, sample: &Sample) {
         *self.samples.entry(sample.stack).or_default() += 1;
         let thread = (sample.origin.process, sample.origin.tid);
-        let slots = self.batches.get(&thread).map(|batch| batch.slots.clone()).unwrap_or_default();
-        if slots.is_empty()
-            && let Some(owner) = self.named_by_ranges(thread)
-        {
-            self.add(owner, sample.stack, sample.period_ns);
-            return;
-        }
+        let slots =
+            self.batches.get_mut(&thread).map(|batch| std::mem::take(&mut batch.slots)).unwrap_or_default();
         if slots.is_empty() {
-            let name = match self.threads.get(&thread) {
-                Some(name) if !name.is_empty() => name.clone(),
-                _ => format!("thread-{}", thread.1),
-            };
-            self.add(Owner::Nobody(name), sample.stack, sample.period_ns);
+            let owner = self.named_by_ranges(thread).unwrap_or_else(|| Owner::Nobody(self.thread(thread)));
+            self.add(owner, sample.stack, sample.period_ns);
             return;
         }
         let tokens: Vec<u64> = slots.iter().map(|slot| u64::from(slot.tokens)).collect();
         for (slot, share) in slots.iter().zip(split(sample.period_ns, &tokens)) {
             let owner =
-                Owner::Request(self.request(thread.0, slot.request), phase_name(slot.phase).to_owned());
+                Owner::Request(self.request(thread.0, slot.request), self.word(phase_name(slot.phase)));
             self.add(owner, sample.stack, share);
+        }
+        if let Some(batch) = self.batches.get_mut(&thread) {
+            batch.slots = slots;
+        }
+    }
+
+    /// The name of a thread, or what there is instead.
+    fn thread(&mut self, thread: Thread) -> WordKey {
+        match self.threads.get(&thread) {
+            Some(&name) => name,
+            None => self.word(&format!("thread-{}", thread.1)),
         }
     }
 
@@ -201,9 +227,10 @@ impl Attribution {
         let names = root_names(&self.requests, totals, named);
         let mut weights: BTreeMap<([String; 2], Option<StackId>), u64> = BTreeMap::new();
         for ((owner, stack), weight) in self.weights {
+            let word = |key: WordKey| self.words.get(key).cloned().unwrap_or_default();
             let root = match owner {
-                Owner::Request(key, phase) => [names.get(&key).cloned().unwrap_or_default(), phase],
-                Owner::Nobody(thread) => [NO_REQUEST.to_owned(), thread],
+                Owner::Request(key, phase) => [names.get(&key).cloned().unwrap_or_default(), word(phase)],
+                Owner::Nobody(thread) => [NO_REQUEST.to_owned(), word(thread)],
             };
             *weights.entry((root, stack)).or_default() += weight;
         }

@@ -3,7 +3,7 @@
 //! Of everything: by what the threads' batches were for ([`attribution`](super::attribution)). Of selected tokens: what of
 //! it they waited for, a sample being split over those that waited at its instant.
 
-use super::attribution::{Attribution, root_names};
+use super::attribution::{Attribution, TABLES, root_names};
 use super::path::{Path, is_running};
 use super::select::Phase;
 use super::{Source, Weighted, WeightedStacks};
@@ -11,7 +11,7 @@ use crate::cli::picture::name;
 use crate::event::{Event, StackId};
 use crate::timeline::shares::split;
 use anyhow::Result;
-use flamegraphs::Palette;
+use flamegraphs::{Folded, Name, Palette};
 use std::collections::{BTreeMap, HashMap};
 
 pub(super) fn weigh(source: &Source) -> Result<Weighted> {
@@ -20,9 +20,15 @@ pub(super) fn weigh(source: &Source) -> Result<Weighted> {
         samples.iter().filter(|(stack, _)| such(**stack)).map(|(_, n)| n).sum()
     };
     let cut = count(&|stack| stack.is_some_and(|stack| source.stacks.is_cut(stack)));
-    let stacks = weights.into_iter().map(|(root, stack, weight)| {
-        (Vec::from(root).into_iter().chain(source.stacks.root_first(stack)).collect(), weight)
-    });
+    let mut folded = Folded::default();
+    let mut known: HashMap<Option<StackId>, Vec<Name>> = HashMap::new();
+    for (root, stack, ns) in weights {
+        let frames = known
+            .entry(stack)
+            .or_insert_with(|| source.stacks.root_first(stack).map(|name| folded.name(&name)).collect());
+        let root = root.map(|name| folded.name(&name));
+        folded.add(root.into_iter().chain(frames.iter().copied()), [ns]);
+    }
     let title = if source.filters.is_by_token() { "CPU time that tokens waited for" } else { "CPU time" };
     Ok(Weighted {
         title: format!("{title} by request, phase and function"),
@@ -30,7 +36,7 @@ pub(super) fn weigh(source: &Source) -> Result<Weighted> {
         count_name: "µs on CPU",
         groups: 2,
         palette: Palette::Hot,
-        stacks: WeightedStacks::Sums(stacks.collect()),
+        stacks: WeightedStacks::Sums(folded),
     })
 }
 
@@ -40,7 +46,7 @@ type Weights = (Vec<([String; 2], Option<StackId>, u64)>, BTreeMap<Option<StackI
 fn all(source: &Source) -> Result<Weights> {
     let window = source.filters.window(source.tables);
     let mut attribution = Attribution::default();
-    for event in source.capture.events()? {
+    for event in source.capture.events_of(&TABLES)? {
         let event = event?;
         let is_wanted = match &event {
             Event::Sample(sample) => {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use super::{Source, Weighted, WeightedStacks};
 use crate::timeline::rows::{Layer, Step};
 use crate::timeline::tables::Tables;
-use flamegraphs::Palette;
+use flamegraphs::{Folded, Palette};
 
 /// What of a step is in no layer.
 const UNSPLIT: &str = "[unsplit]";
@@ -27,7 +27,7 @@ pub(super) fn weigh(source: &Source) -> Weighted {
 }
 
 /// The layers of steps, in ns of GPU time.
-fn stacks(tables: &Tables, steps: &[&Step]) -> Vec<(Vec<String>, u64)> {
+fn stacks(tables: &Tables, steps: &[&Step]) -> Folded<1> {
     let mut layers: HashMap<u64, Vec<&Layer>> = HashMap::new();
     tables.layers.iter().for_each(|layer| layers.entry(layer.step).or_default().push(layer));
     let mut weights: BTreeMap<Vec<String>, u64> = BTreeMap::new();
@@ -52,8 +52,7 @@ fn stacks(tables: &Tables, steps: &[&Step]) -> Vec<(Vec<String>, u64)> {
                 gpu.span_ns.saturating_sub(covered);
         }
     }
-    weights.retain(|_, weight| *weight > 0);
-    weights.into_iter().collect()
+    weights.into_iter().map(|(stack, ns)| (stack, [ns])).collect()
 }
 
 /// The name of the engine's file, else that of the library that executed it.

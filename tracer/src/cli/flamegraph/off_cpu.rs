@@ -49,7 +49,7 @@ pub(super) fn weigh(source: &Source) -> Result<Weighted> {
         count_name: "µs off CPU",
         groups: 2,
         palette: Palette::Wait,
-        stacks: WeightedStacks::Sums(weights.into_iter().collect()),
+        stacks: WeightedStacks::Sums(weights.into_iter().map(|(stack, ns)| (stack, [ns])).collect()),
     })
 }
 

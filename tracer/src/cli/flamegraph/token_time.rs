@@ -12,6 +12,7 @@ use crate::timeline::rows::Token;
 use crate::timeline::shares::split;
 use anyhow::Result;
 use flamegraphs::Palette;
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 
 pub(super) fn weigh(source: &Source) -> Result<Weighted> {
@@ -44,7 +45,8 @@ pub(super) fn weigh(source: &Source) -> Result<Weighted> {
         }
         let counts: Vec<u64> = seen.values().copied().collect();
         for (stack, share) in seen.into_keys().zip(split(ns, &counts)) {
-            let frames = root.iter().cloned().chain(source.stacks.root_first(stack)).collect();
+            let frames =
+                root.iter().cloned().chain(source.stacks.root_first(stack).map(Cow::into_owned)).collect();
             *weights.entry((key, frames)).or_default() += share;
         }
     }
@@ -54,7 +56,7 @@ pub(super) fn weigh(source: &Source) -> Result<Weighted> {
     let names = root_names(&names, totals, source.named);
     let stacks = weights.into_iter().map(|(((request, phase), frames), ns)| {
         let root = [names.get(&request).cloned().unwrap_or_default(), phase.name().to_owned()];
-        (root.into_iter().chain(frames).collect(), ns)
+        (root.into_iter().chain(frames).collect::<Vec<_>>(), [ns])
     });
     Ok(Weighted {
         title: "Time of tokens by request, phase, part and stack".to_owned(),

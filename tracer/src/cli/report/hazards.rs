@@ -1,5 +1,6 @@
 //! Work that was not ordered as it must be, and where the calls come from.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 
@@ -104,7 +105,7 @@ impl Hazards {
     /// Gives the stacks their names.
     pub(crate) fn name(&mut self, stacks: &Stacks) {
         let names = |id: Option<StackId>| -> Vec<String> {
-            let mut frames: Vec<String> = stacks.root_first(id).collect();
+            let mut frames: Vec<String> = stacks.root_first(id).map(Cow::into_owned).collect();
             frames.reverse();
             frames
         };
