@@ -5,6 +5,7 @@
 //! properties are counted by step and not by token, and nothing is said that chance explains.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt;
 
 use crate::hex::hex;
 use crate::latency::Latency;
@@ -123,13 +124,14 @@ impl<'a> Contrasts<'a> {
         if slow.len() < LEAST_SLOW || usual.len() < LEAST_SLOW {
             return Err(too_few);
         }
+        let groups = [Group::new(slow), Group::new(usual)];
         Ok(Contrast {
             latency,
             tokens: n as u64,
             quantile,
-            slow: Group::new(slow),
-            usual: Group::new(usual),
-            grown: grown(slow, usual),
+            slow: groups[0],
+            usual: groups[1],
+            grown: grown(slow, usual, groups[0].mean_ns - groups[1].mean_ns),
             frequent: self.properties.frequent(slow, usual),
         })
     }
@@ -160,8 +162,7 @@ fn mean_ns(cases: &[Case], label: Label) -> f64 {
     sum as f64 / cases.len() as f64
 }
 
-fn grown(slow: &[Case], usual: &[Case]) -> Vec<Grown> {
-    let excess_ns = Group::new(slow).mean_ns - Group::new(usual).mean_ns;
+fn grown(slow: &[Case], usual: &[Case], excess_ns: f64) -> Vec<Grown> {
     let mut grown: Vec<Grown> = Label::PARTS
         .into_iter()
         .map(|label| {
@@ -182,13 +183,43 @@ fn grown(slow: &[Case], usual: &[Case]) -> Vec<Grown> {
     grown
 }
 
-/// Steps with each value of each property, and with any value of it.
-struct Counted {
-    values: HashMap<(&'static str, String), u64>,
-    all: HashMap<&'static str, u64>,
+/// What tokens can have in common.
+const PROPERTIES: [&str; 12] = [
+    "token index",
+    "batch size",
+    "phase",
+    "prompts in the batch",
+    "engine thread",
+    "GPU",
+    "delivering thread",
+    "tenant",
+    "model",
+    "model version",
+    "adapters",
+    "prompt tokens",
+];
+
+/// What a property is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Value<'a> {
+    /// The power of two that holds a number, by its upper end.
+    UpTo(u64),
+    Word(&'static str),
+    Thread {
+        tgid: u32,
+        tid: u32,
+    },
+    Gpu([u8; 16]),
+    Text(&'a str),
 }
 
-/// What tokens can have in common.
+/// Steps with each value of each property, and with any value of it.
+struct Counted<'a> {
+    values: HashMap<(usize, Value<'a>), u64>,
+    all: [u64; PROPERTIES.len()],
+}
+
+/// What is known of tokens.
 struct Properties<'a> {
     steps: HashMap<u64, &'a Step>,
     requests: HashMap<u64, &'a Request>,
@@ -204,59 +235,60 @@ impl<'a> Properties<'a> {
         }
     }
 
-    /// Name and value of all that is known of a token.
-    fn of(&self, case: &Case) -> Vec<(&'static str, String)> {
+    /// The value of each of [`PROPERTIES`], where it is known of a token.
+    fn of(&self, case: &Case) -> [Option<Value<'a>>; PROPERTIES.len()] {
         let token = case.token;
-        let mut known = vec![("token index", range(token.index.into()))];
-        let mut add = |name, value: Option<String>| known.extend(value.map(|value| (name, value)));
         let step = token.step.and_then(|id| self.steps.get(&id));
-        let prompts = step.map(|step| step.slots.iter().any(|slot| slot.phase == tracer_abi::mark::PREFILL));
-        add("batch size", token.step.and_then(|id| self.batches.get(&id)).map(|n| range(*n)));
-        add("phase", Some(if token.prefill { "prefill" } else { "decode" }.to_owned()));
-        add(
-            "prompts in the batch",
-            prompts.filter(|_| !token.prefill).map(|any| if any { "some" } else { "none" }.into()),
-        );
-        add("engine thread", step.map(|step| format!("{} of pid {}", step.tid, step.process.tgid)));
-        add("GPU", step.and_then(|step| step.device_uuid).map(|uuid| hex(&uuid)));
-        add("delivering thread", Some(format!("{} of pid {}", token.tid, token.process.tgid)));
-        if let Some(request) = self.requests.get(&token.request) {
-            let text = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
-            add("tenant", text(&request.tenant_id));
-            add("model", text(&request.model));
-            add("model version", text(&request.model_version));
-            add("adapters", text(&request.adapters));
-            add("prompt tokens", request.prompt_tokens.map(|n| range(n.into())));
-        }
-        known
+        let request = self.requests.get(&token.request);
+        let prompts = |step: &&Step| step.slots.iter().any(|slot| slot.phase == tracer_abi::mark::PREFILL);
+        let prompts = step.filter(|_| !token.prefill).map(prompts);
+        let text = |text: fn(&Request) -> &str| {
+            request.map(|request| text(request)).filter(|text| !text.is_empty()).map(Value::Text)
+        };
+        [
+            Some(Value::range(token.index.into())),
+            token.step.and_then(|id| self.batches.get(&id)).map(|n| Value::range(*n)),
+            Some(Value::Word(if token.prefill { "prefill" } else { "decode" })),
+            prompts.map(|any| Value::Word(if any { "some" } else { "none" })),
+            step.map(|step| Value::Thread { tgid: step.process.tgid, tid: step.tid }),
+            step.and_then(|step| step.device_uuid).map(Value::Gpu),
+            Some(Value::Thread { tgid: token.process.tgid, tid: token.tid }),
+            text(|request| &request.tenant_id),
+            text(|request| &request.model),
+            text(|request| &request.model_version),
+            text(|request| &request.adapters),
+            request.and_then(|request| request.prompt_tokens).map(|n| Value::range(n.into())),
+        ]
     }
 
-    fn count(&self, cases: &[Case]) -> Counted {
-        // There are many tokens and few values: both are numbered, so that a text is kept once.
-        let mut numbers: HashMap<(&'static str, String), (usize, u64)> = HashMap::new();
-        let mut names: Vec<(&'static str, HashSet<usize>)> = Vec::new();
+    fn count(&self, cases: &[Case]) -> Counted<'a> {
+        // There are many tokens and few values: both are numbered.
+        let mut numbers: HashMap<(usize, Value), (usize, u64)> = HashMap::new();
+        let mut all: [HashSet<usize>; PROPERTIES.len()] = Default::default();
         let (mut units, mut seen) = (HashMap::new(), HashSet::new());
         for case in cases {
             let next = units.len();
             let unit: usize = *units.entry(unit(case)).or_insert(next);
-            for (name, value) in self.of(case) {
-                match names.iter_mut().find(|(known, _)| *known == name) {
-                    Some((_, with)) => drop(with.insert(unit)),
-                    None => names.push((name, HashSet::from([unit]))),
-                }
+            for (property, value) in self.of(case).into_iter().enumerate() {
+                let Some(value) = value else { continue };
                 let next = numbers.len();
-                let key = (name, value);
+                let key = (property, value);
                 let entry = match numbers.get_mut(&key) {
-                    Some(known) => known,
-                    None if next < MAX_VALUES => numbers.entry(key).or_insert((next, 0)),
-                    None => continue,
+                    Some(known) => Some(known),
+                    None if next < MAX_VALUES => Some(numbers.entry(key).or_insert((next, 0))),
+                    None => None,
                 };
-                entry.1 += u64::from(seen.insert((entry.0, unit)));
+                // A unit has the property where it has a value of it.
+                match entry {
+                    Some((number, count)) if seen.insert((*number, unit)) => *count += 1,
+                    Some(_) => continue,
+                    None => {}
+                }
+                all[property].insert(unit);
             }
         }
         let values = numbers.into_iter().map(|(key, (_, count))| (key, count)).collect();
-        let all = names.into_iter().map(|(name, with)| (name, with.len() as u64)).collect();
-        Counted { values, all }
+        Counted { values, all: all.map(|with| with.len() as u64) }
     }
 
     fn frequent(&self, slow: &[Case], usual: &[Case]) -> Vec<Frequent> {
@@ -265,17 +297,21 @@ impl<'a> Properties<'a> {
             .values
             .into_iter()
             .filter_map(|((property, value), k)| {
-                let n = *slow.all.get(property)?;
-                let usual_k = usual.values.get(&(property, value.clone())).copied().unwrap_or(0);
-                let usual_n = *usual.all.get(property)?;
+                let (n, usual_n) = (slow.all[property], usual.all[property]);
+                let usual_k = usual.values.get(&(property, value)).copied().unwrap_or(0);
+                if usual_n == 0 {
+                    return None;
+                }
                 let (p, q) = (k as f64 / n as f64, usual_k as f64 / usual_n as f64);
                 let pooled = (k + usual_k) as f64 / (n + usual_n) as f64;
                 let deviation = (pooled * (1.0 - pooled) * (1.0 / n as f64 + 1.0 / usual_n as f64)).sqrt();
                 let sigmas = (p - q) / deviation;
                 let says = k >= LEAST_STEPS && p >= q * LEAST_RATIO && sigmas >= LEAST_SIGMAS;
-                let frequent =
-                    Frequent { property, value, slow: (k, n), usual: (usual_k, usual_n), ratio: p / q };
-                says.then_some((sigmas, frequent))
+                says.then(|| {
+                    let (property, value) = (PROPERTIES[property], value.to_string());
+                    let (slow, usual) = ((k, n), (usual_k, usual_n));
+                    (sigmas, Frequent { property, value, slow, usual, ratio: p / q })
+                })
             })
             .collect();
         found.sort_by(|(a, x), (b, y)| {
@@ -285,12 +321,22 @@ impl<'a> Properties<'a> {
     }
 }
 
-/// The power of two that holds a number: `9–16`.
-fn range(n: u64) -> String {
-    let high = n.checked_next_power_of_two().unwrap_or(u64::MAX);
-    match n {
-        0..=2 => n.to_string(),
-        _ => format!("{}–{high}", high / 2 + 1),
+impl Value<'_> {
+    fn range(n: u64) -> Self {
+        Self::UpTo(if n == 0 { 0 } else { n.checked_next_power_of_two().unwrap_or(u64::MAX) })
+    }
+}
+
+impl fmt::Display for Value<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::UpTo(n @ 0..=2) => write!(f, "{n}"),
+            Self::UpTo(high) => write!(f, "{}–{high}", high / 2 + 1),
+            Self::Thread { tgid, tid } => write!(f, "{tid} of pid {tgid}"),
+            Self::Gpu(uuid) => f.write_str(&hex(uuid)),
+            Self::Word(text) => f.write_str(text),
+            Self::Text(text) => f.write_str(text),
+        }
     }
 }
 
@@ -353,8 +399,9 @@ mod tests {
 
     #[test]
     fn ranges_are_powers_of_two() {
-        let ranges: Vec<String> = [0, 1, 2, 3, 4, 5, 16, 17].into_iter().map(range).collect();
+        let ranges: Vec<String> =
+            [0, 1, 2, 3, 4, 5, 16, 17].into_iter().map(|n| Value::range(n).to_string()).collect();
         assert_eq!(ranges, ["0", "1", "2", "3–4", "3–4", "5–8", "9–16", "17–32"]);
-        assert!(range(u64::MAX).contains('–'));
+        assert!(Value::range(u64::MAX).to_string().contains('–'));
     }
 }
