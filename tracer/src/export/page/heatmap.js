@@ -2,10 +2,12 @@
 
 const COLUMNS = 200, ROWS_PER_DECADE = 12, LEFT = 64, BOTTOM = 20, LOSS_STRIP = 6;
 const LINES = [{ name: 'p50', share: 0.5, dash: [] }, { name: 'p99', share: 0.99, dash: [7, 3] }];
+// What is known of a kind once it was shown.
+const MEASURED = ['columnWidth', 'firstRow', 'edges', 'rows', 'counts', 'most', 'from', 'lines', 'lost'];
 
 class Heatmap {
   constructor(canvas, legend, said, data, onSelect) {
-    Object.assign(this, { canvas, legend, said, data, onSelect, region: null, cursor: { column: 0, row: 0 }, anchor: null });
+    Object.assign(this, { canvas, legend, said, data, onSelect, region: null, cursor: { column: 0, row: 0 }, anchor: null, known: new Map() });
     canvas.addEventListener('pointerdown', (event) => this.begin(event));
     canvas.addEventListener('pointermove', (event) => {
       if (this.rows === 0) return;
@@ -19,6 +21,13 @@ class Heatmap {
   }
 
   show(kind) {
+    if (!this.known.has(kind)) this.known.set(kind, this.measure(kind));
+    Object.assign(this, this.known.get(kind), { cursor: { column: 0, row: 0 }, anchor: null });
+    this.explain();
+  }
+
+  // What is drawn of a kind of tokens.
+  measure(kind) {
     const { latency, delivered, flags, span } = this.data;
     this.columnWidth = Math.max(1, Math.ceil(span / COLUMNS));
     let least = Infinity, most = 0;
@@ -41,16 +50,14 @@ class Heatmap {
       this.counts[this.rowOf(latency[i]) * COLUMNS + this.columnOf(delivered[i])]++;
     }
     this.most = this.counts.reduce((a, b) => Math.max(a, b), 0);
-    this.measure(kind);
+    this.quantileLines(kind);
     this.lost = Array.from({ length: COLUMNS }, (_, column) => this.data.losses.filter(({ from, to }) =>
       from < (column + 1) * this.columnWidth && to > column * this.columnWidth));
-    this.cursor = { column: 0, row: 0 };
-    this.anchor = null;
-    this.explain();
+    return Object.fromEntries(MEASURED.map((name) => [name, this[name]]));
   }
 
   // Lines of quantiles, from the latencies by column.
-  measure(kind) {
+  quantileLines(kind) {
     const { latency, delivered, flags } = this.data;
     const from = this.from = new Uint32Array(COLUMNS + 1);
     for (let i = 0; i < latency.length; i++)
