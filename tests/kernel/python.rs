@@ -14,6 +14,7 @@ use crate::{
 pub(crate) const TESTS: &[(&str, Test)] = &[
     ("python::frames", frames),
     ("python::off_cpu", off_cpu),
+    ("python::made_for_perf", made_for_perf),
     ("python::other_versions_are_refused", refused),
 ];
 
@@ -44,8 +45,12 @@ fn pyenv(name: &str) -> String {
 }
 
 fn run(interpreter: &str, options: Options, ms: &str) -> Result<Recorded> {
+    run_with(&mut Command::new(interpreter), options, ms)
+}
+
+fn run_with(interpreter: &mut Command, options: Options, ms: &str) -> Result<Recorded> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernel/fixtures/stacks.py");
-    record(Command::new(interpreter).arg(script).args(["deep", ms]), options, Profiles::builtin())
+    record(interpreter.arg(script).args(["deep", ms]), options, Profiles::builtin())
 }
 
 /// The Python functions, root first.
@@ -93,6 +98,30 @@ fn frames() -> Result<()> {
         let recorded = run(&path, samples_only(499), "2000")?;
         check(&version, &recorded)?;
         recorded.most(0.99, "reach the thread's start", Seen::is_whole)?;
+    }
+    Ok(())
+}
+
+/// With a function that the interpreter makes for each of Python's, and that keeps no frame pointer (`-X perf`): stacks
+/// go through it, and the one that it stands for is there once.
+fn made_for_perf() -> Result<()> {
+    let found = interpreters(&["3.12", "3.13"]);
+    if found.is_empty() {
+        println!("  no such version here");
+    }
+    for (version, path) in found {
+        let recorded = run_with(Command::new(&path).args(["-X", "perf"]), samples_only(499), "2000")?;
+        std::fs::remove_file(format!("/tmp/perf-{}.map", recorded.pid))?;
+        check(&version, &recorded)?;
+        recorded.most(0.99, "reach the thread's start", Seen::is_whole)?;
+        // Where a thread is not known yet, what was made is all that names them.
+        recorded.most(0.95, "have each function once", |seen| {
+            !seen.names.iter().any(|name| name.starts_with("py::"))
+        })?;
+        ensure!(
+            recorded.samples(|seen| seen.has("py_trampoline_evaluator")) > 50,
+            "{version}: none was made"
+        );
     }
     Ok(())
 }

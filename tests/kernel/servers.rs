@@ -35,6 +35,7 @@ pub(crate) const TESTS: &[(&str, Test)] = &[
     ("servers::uvicorn_workers", || every_token(uvicorn(&["--loop", "asyncio", "--workers", "2"])?)),
     ("servers::node", || every_token(node()?)),
     ("servers::node_functions", node_functions),
+    ("servers::java_functions", java_functions),
     ("servers::axum", axum),
     ("servers::fastapi_marks", fastapi_marks),
     ("servers::endpoint_in_the_flame_graph", endpoint_in_the_flame_graph),
@@ -205,6 +206,38 @@ fn node_functions() -> Result<()> {
     let wrong = recorded.samples(is_wrong);
     let one = recorded.stacks.iter().find(|seen| is_wrong(seen));
     ensure!(wrong as f64 <= 0.01 * all as f64, "{wrong} of {all}: {one:#?}");
+    Ok(())
+}
+
+/// Functions that Java compiles, by the perf map that it writes when asked.
+fn java_functions() -> Result<()> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernel/fixtures/Stacks.java");
+    let mut program = Command::new("java");
+    // Frame pointers are what stacks go by in generated code; nothing is put into its caller.
+    program.args(["-XX:+PreserveFramePointer", "-XX:CompileCommand=quiet"]);
+    program.args(["-XX:CompileCommand=dontinline,Stacks*::*"]).arg(&source).args(["deep", "2000"]);
+    let recorded = record(&mut program, samples_only(499), Profiles::builtin())?;
+    std::fs::remove_file(format!("/tmp/perf-{}.map", recorded.pid))?;
+    let chain =
+        ["int Stacks$Outer.call(int)", "int Stacks.middle(int)", "int Stacks.leaf(int)"].map(str::to_owned);
+    let in_leaf = |seen: &Seen| seen.names.last() == chain.last();
+    // The loop that calls them is compiled while it runs: until then it is the interpreter's.
+    let callers = |seen: &Seen| match seen.names.strip_suffix(&chain).and_then(<[_]>::last) {
+        Some(caller) => ["int Stacks.work(long)", "Interpreter"].contains(&caller.as_str()),
+        None => false,
+    };
+    let all = recorded.samples(in_leaf);
+    let whole = recorded.samples(callers);
+    let to_start = recorded.samples(|seen| in_leaf(seen) && seen.is_whole());
+    println!(
+        "  {all} samples in `leaf`, {whole} of them with all of its callers, {to_start} to the thread's start"
+    );
+    let one = recorded.stacks.iter().find(|seen| in_leaf(seen));
+    ensure!(
+        all > 100 && whole as f64 > 0.98 * all as f64,
+        "{all} samples in `leaf`, {whole} whole: {one:#?}"
+    );
+    ensure!(to_start as f64 > 0.98 * all as f64, "{to_start} of {all} reach the thread's start: {one:#?}");
     Ok(())
 }
 

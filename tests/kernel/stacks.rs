@@ -226,7 +226,7 @@ fn named(stack: &Stack, frames: &[SymbolFrame], samples: u64) -> Seen {
         let name = frame.label();
         match frame.kind {
             FrameKind::Kernel => format!("{name}_[k]"),
-            FrameKind::User if name.contains('/') => name,
+            FrameKind::User if name.contains('/') || frame.module.starts_with('[') => name,
             // What the compiler made of a function is that function.
             FrameKind::User => name.split('.').next().unwrap_or_default().to_owned(),
             FrameKind::Python => name,

@@ -104,6 +104,7 @@ fn servers() -> Result<PathBuf> {
     setup::run()?;
     let folder = root().join("target/real-servers");
     fetch(&folder.join("venv"), &SERVERS)?;
+    setup::bring("java", "default-jdk-headless")?;
     if Command::new("node").arg("--version").output().is_err() {
         setup::install_packages(&["nodejs"])?;
     }

@@ -2,10 +2,10 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tracer::unwind::{Image, trampoline};
+use tracer::unwind::{Image, python_trampolines, uprobe_trampoline};
 
 fuzz_target!(|bytes: &[u8]| {
-    let _ = trampoline(bytes);
+    let _ = (uprobe_trampoline(bytes), python_trampolines(bytes));
     let Ok(image) = Image::parse(bytes) else { return };
     let _ = image.segments.bias(0x7f00_0000_0000, 0x1000);
     let Ok(table) = image.table() else { return };

@@ -66,6 +66,19 @@ impl SymbolFrame {
     }
 }
 
+/// Whether this is the function that CPython made for `perf` (`-X perf`) to stand for the Python function that it calls,
+/// `py::qualname:file` in its perf map.
+fn is_trampoline_of(called: Option<&SymbolFrame>, functions: &Functions) -> bool {
+    let Some(SymbolFrame { kind: FrameKind::Python, function: Some(function), module, .. }) = called else {
+        return false;
+    };
+    let [(name, false)] = functions.as_ref() else { return false };
+    name.strip_prefix("py::")
+        .and_then(|name| name.strip_prefix(function.as_str()))
+        .and_then(|rest| rest.strip_prefix(':'))
+        == Some(module)
+}
+
 /// What of the running system a [`Symbolizer`] may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
@@ -173,6 +186,9 @@ impl Symbolizer {
                 continue;
             }
             let functions = self.user_functions(frame.mapping, lookup(depth, frame.offset));
+            if is_trampoline_of(frames.last(), &functions) {
+                continue;
+            }
             add(&mut frames, stack.id, FrameKind::User, self.module_name(frame), frame.offset, &functions);
         }
         frames

@@ -321,3 +321,31 @@ fn files_are_found_by_build_id() {
     fs::remove_file(program.path()).unwrap();
     assert_eq!(names(places()), whole);
 }
+
+#[test]
+fn what_python_makes_for_perf_stands_for_the_function_that_it_names() {
+    let called = |kind, function: &str, module: &str| SymbolFrame {
+        stack: StackId(1),
+        position: 0,
+        kind,
+        function: Some(function.to_owned()),
+        module: module.to_owned(),
+        offset: 7,
+        inlined: false,
+    };
+    let python = called(FrameKind::Python, "A.run.<locals>.<lambda>", "/srv/a:b.py");
+    let stands = |called, name: &str| is_trampoline_of(called, &[(name.to_owned(), false)].into());
+    assert!(stands(Some(&python), "py::A.run.<locals>.<lambda>:/srv/a:b.py"));
+    for other in [
+        "py::A.run:/srv/a:b.py",
+        "py::A.run.<locals>.<lambda>:b.py",
+        "A.run.<locals>.<lambda>:/srv/a:b.py",
+        "py::",
+    ] {
+        assert!(!stands(Some(&python), other), "{other}");
+    }
+    let native = called(FrameKind::User, "A.run.<locals>.<lambda>", "/srv/a:b.py");
+    assert!(!stands(Some(&native), "py::A.run.<locals>.<lambda>:/srv/a:b.py"));
+    assert!(!stands(None, "py::A.run.<locals>.<lambda>:/srv/a:b.py"));
+    assert!(!is_trampoline_of(Some(&python), &Functions::default()));
+}

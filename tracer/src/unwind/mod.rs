@@ -12,4 +12,4 @@ mod trampoline;
 
 pub use elf::{Image, ImageError, Segments};
 pub use table::{Notes, Page, Table};
-pub use trampoline::trampoline;
+pub use trampoline::{python_trampolines, uprobe_trampoline};

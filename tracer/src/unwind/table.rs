@@ -100,8 +100,8 @@ impl Table {
         let Some(base) = spans.first().map(|span| span.begin >> PAGE_SHIFT << PAGE_SHIFT) else {
             return Some(Self { notes, ..Self::default() });
         };
-        let mut table = Self { base, rules: rules.list, ..Self::default() };
-        let mut writer = Writer { table: &mut table, carry: 0 };
+        let mut table = Self { base, ..Self::default() };
+        let mut writer = Writer::new(&mut table);
         let mut before: Option<u64> = None;
         for span in spans {
             if before.is_some_and(|before| span.begin < before) {
@@ -120,6 +120,7 @@ impl Table {
             writer.push(before, 0)?;
         }
         table.notes = notes;
+        table.rules = rules.list;
         Some(table)
     }
 
@@ -147,13 +148,36 @@ fn is_padding(end: u64, begin: u64) -> bool {
 }
 
 /// Writes rows in order of address, page by page.
-struct Writer<'a> {
+pub(super) struct Writer<'a> {
     table: &'a mut Table,
     /// The rule that holds where the next page begins.
     carry: u16,
 }
 
-impl Writer<'_> {
+impl<'a> Writer<'a> {
+    pub(super) fn new(table: &'a mut Table) -> Self {
+        Self { table, carry: 0 }
+    }
+
+    /// From an address on a rule holds, which the table has or gets.
+    pub(super) fn rule(&mut self, address: u64, rule: Rule) -> Option<()> {
+        let rules = &mut self.table.rules;
+        if rules.is_empty() {
+            rules.push(NO_FUNCTION);
+        }
+        let known = rules.iter().position(|known| *known == rule);
+        let number = known.unwrap_or_else(|| {
+            rules.push(rule);
+            rules.len() - 1
+        });
+        self.push(address, u16::try_from(number).ok()?)
+    }
+
+    /// From an address on nothing is known.
+    pub(super) fn unknown(&mut self, address: u64) -> Option<()> {
+        self.push(address, 0)
+    }
+
     fn push(&mut self, address: u64, rule: u16) -> Option<()> {
         let at = u32::try_from(address - self.table.base).ok()?;
         let page = (at >> PAGE_SHIFT) as usize;

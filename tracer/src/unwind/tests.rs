@@ -152,7 +152,7 @@ fn the_kernels_trampoline_is_known_by_its_code() {
         0x51, 0x41, 0x53, 0x50, 0x48, 0xc7, 0xc0, 0x50, 1, 0, 0, 0x0f, 0x05, 0x58, 0x41, 0x5b, 0x59, 0xc3,
     ];
     code.resize(4096, 0xcc);
-    let table = trampoline(&code).unwrap();
+    let table = uprobe_trampoline(&code).unwrap();
     check(&table);
     let offset = |at| table.rule(at).map(|rule| (rule.cfa, rule.cfa_offset));
     let expected = [(0, 8), (1, 16), (3, 24), (4, 32), (11, 32), (13, 32), (14, 24), (16, 16), (17, 8)];
@@ -161,7 +161,37 @@ fn the_kernels_trampoline_is_known_by_its_code() {
     }
     assert_eq!(offset(18), Some((cfa::NONE, 0)));
     code[3] = 0x90;
-    assert_eq!(trampoline(&code), None);
+    assert_eq!(uprobe_trampoline(&code), None);
+}
+
+/// As versions of CPython lay them out: one behind another, or from multiples of 16 on; some check indirect branches.
+#[test]
+fn pythons_trampolines_are_known_by_their_code() {
+    let plain: &[u8] = &[0x48, 0x83, 0xec, 0x08, 0xff, 0xd1, 0x48, 0x83, 0xc4, 0x08, 0xc3];
+    let checked = [&[0xf3, 0x0f, 0x1e, 0xfa], plain].concat();
+    let framed: &[u8] = &[0x55, 0x48, 0x89, 0xe5, 0xff, 0xd1, 0x5d, 0xc3];
+    // Where the call returns to, and what is known there.
+    let (no_rbp, rbp_above) = ((rbp::SAME, 0), (rbp::AT_CFA, -16));
+    for (code, returns_to, expected) in [(plain, 6, no_rbp), (&checked, 10, no_rbp), (framed, 6, rbp_above)] {
+        for stride in [code.len(), 16] {
+            let mut memory = vec![0; 3 << 16];
+            let copies = memory.len() / stride;
+            for at in (0..copies).map(|copy| copy * stride) {
+                memory[at..at + code.len()].copy_from_slice(code);
+            }
+            let table = python_trampolines(&memory).unwrap();
+            check(&table);
+            assert_eq!(table.notes.functions, copies as u64);
+            for begin in (0..copies).map(|copy| (copy * stride) as u64) {
+                let rule = table.rule(begin + returns_to).unwrap();
+                let found = (rule.cfa, rule.cfa_offset, (rule.rbp, rule.rbp_offset));
+                assert_eq!(found, (cfa::RSP, 16, expected), "copy at {begin}");
+                let leaves = table.rule(begin + code.len() as u64 - 1).unwrap();
+                assert_eq!((leaves.cfa_offset, leaves.rbp), (8, rbp::SAME));
+            }
+        }
+        assert_eq!(python_trampolines(&code[1..]), None);
+    }
 }
 
 /// `_Unwind_RaiseException` and its like, in the library that C++ programs throw with.
@@ -215,7 +245,9 @@ proptest! {
     #[test]
     fn any_bytes_are_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
         let _error = Image::parse(&bytes);
-        let _none = trampoline(&bytes);
+        if let Some(table) = uprobe_trampoline(&bytes).or_else(|| python_trampolines(&bytes)) {
+            check(&table);
+        }
     }
 }
 

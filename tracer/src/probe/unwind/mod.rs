@@ -166,7 +166,12 @@ pub enum Way {
 #[must_use]
 pub fn way(process: ProcessId, file: &FileMapping) -> Way {
     let built = worker::image_bytes(process, file).and_then(|bytes| {
-        bytes.read(|bytes| Image::parse(bytes).and_then(|image| image.table()).map_err(Into::into))
+        bytes.read(|bytes| {
+            if worker::is_memory(file) {
+                return worker::known_code(bytes).ok_or(NoTable::Anonymous);
+            }
+            Image::parse(bytes).and_then(|image| image.table()).map_err(Into::into)
+        })
     });
     match built {
         Ok(table) => Way::Table { rows: table.rows.len(), notes: table.notes },

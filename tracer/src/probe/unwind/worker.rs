@@ -3,6 +3,8 @@
 use std::{
     collections::{HashMap, HashSet, VecDeque},
     fs,
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+    io,
     os::unix::fs::MetadataExt as _,
     sync::{
         Arc,
@@ -26,7 +28,7 @@ use crate::{
         process::{self, FileMapping},
     },
     python::{Memory as _, Refused, Runtime, Versions},
-    unwind::{Image, Segments, Table, trampoline},
+    unwind::{Image, Segments, Table, python_trampolines, uprobe_trampoline},
 };
 
 /// How often the threads of Python processes are looked at: new ones have no state that is known.
@@ -55,6 +57,8 @@ enum Key {
     },
     /// Code of the kernel's that looks the same in every process: its name.
     Kernel(String),
+    /// Code in no file that is known by what it does: a hash of it.
+    Known(u64),
 }
 
 /// What became of a file.
@@ -254,11 +258,14 @@ impl Worker {
 
     fn build(&mut self, process: ProcessId, file: &FileMapping, key: &Key) -> Result<Known, NoTable> {
         let bytes = image_bytes(process, file)?;
-        if let Key::Kernel(name) = key
-            && name == TRAMPOLINE
-        {
-            let table = bytes.read(|bytes| trampoline(bytes).ok_or(NoTable::Anonymous))?;
-            return self.put((name.clone().into_bytes(), 0), Segments::flat(table.end()), || Ok(table));
+        let without_file = match key {
+            Key::Kernel(name) if name == TRAMPOLINE => Some((name.clone().into_bytes(), 0)),
+            Key::Known(hash) => Some((b"known code".to_vec(), *hash)),
+            _ => None,
+        };
+        if let Some(content) = without_file {
+            let table = bytes.read(|bytes| known_code(bytes).ok_or(NoTable::Anonymous))?;
+            return self.put(content, Segments::flat(table.end()), || Ok(table));
         }
         bytes.read(|bytes| {
             let image = Image::parse(bytes)?;
@@ -364,6 +371,10 @@ fn host_ids(tgid: u32) -> HashMap<u32, u32> {
     process::threads(tgid).into_iter().filter_map(ids).collect()
 }
 
+/// Enough to see whether code may be known, and so much of it is.
+const KNOWN_BY_BYTES: usize = 32;
+const MOST_CODE_BYTES: usize = 1 << 20;
+
 const TRAMPOLINE: &str = "[uprobes-trampoline]";
 
 /// What names the content of a mapping; `None` for code that has no table in any case.
@@ -371,8 +382,13 @@ fn key(process: ProcessId, file: &FileMapping) -> Option<Key> {
     if file.path == "[vdso]" || file.path == TRAMPOLINE {
         return Some(Key::Kernel(file.path.clone()));
     }
-    if file.inode == 0 {
-        return None;
+    if is_memory(file) {
+        let is_known = |bytes: &[u8]| known_code(bytes).is_some();
+        let begins = memory(process, file, KNOWN_BY_BYTES).ok()?;
+        let bytes = is_known(&begins).then(|| memory(process, file, MOST_CODE_BYTES)).and_then(Result::ok)?;
+        let mut hasher = DefaultHasher::new();
+        bytes.hash(&mut hasher);
+        return Some(Key::Known(hasher.finish()));
     }
     let (opened, _) = attach::open(process, file).ok()?;
     let metadata = opened.metadata().ok().filter(fs::Metadata::is_file)?;
@@ -396,15 +412,26 @@ impl Bytes {
     }
 }
 
+/// Whether a mapping is of no file, nor the kernel's.
+pub(super) fn is_memory(file: &FileMapping) -> bool {
+    file.inode == 0 && !file.path.starts_with('[')
+}
+
+/// The table of code that is in no file, where it is known.
+pub(super) fn known_code(bytes: &[u8]) -> Option<Table> {
+    uprobe_trampoline(bytes).or_else(|| python_trampolines(bytes))
+}
+
+/// The first bytes that a process has mapped somewhere.
+fn memory(process: ProcessId, file: &FileMapping, at_most: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; usize::try_from(file.end - file.begin).unwrap_or(0).min(at_most)];
+    ProcessMemory::open(process)?.read(file.begin, &mut bytes)?;
+    Ok(bytes)
+}
+
 pub(super) fn image_bytes(process: ProcessId, file: &FileMapping) -> Result<Bytes, NoTable> {
-    if file.path.starts_with('[') {
-        let bytes = usize::try_from(file.end - file.begin).unwrap_or(0).min(1 << 20);
-        let mut image = vec![0; bytes];
-        ProcessMemory::open(process)?.read(file.begin, &mut image)?;
-        return Ok(Bytes::Memory(image));
-    }
-    if file.inode == 0 {
-        return Err(NoTable::Anonymous);
+    if file.path.starts_with('[') || is_memory(file) {
+        return Ok(Bytes::Memory(memory(process, file, MOST_CODE_BYTES)?));
     }
     let (opened, _) = attach::open(process, file)?;
     if !opened.metadata()?.is_file() {
