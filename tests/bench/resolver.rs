@@ -59,6 +59,10 @@ fn largest(cache: &Path, profiles: &Profiles) -> Result<Vec<PathBuf>> {
         }
         for file in fs::read_dir(folder.path()).with_context(|| format!("cannot read {:?}", folder.path()))? {
             let path = file?.path();
+            // Headers are in folders of their own.
+            if !path.is_file() {
+                continue;
+            }
             let library = profiles.inspect(&path, &map(&path)?);
             let Some(library) = library.filter(|library| library.machine == Machine::HOST) else {
                 continue;

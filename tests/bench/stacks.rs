@@ -349,7 +349,10 @@ fn built(folder: &Path, rounds: usize) -> Result<Vec<Built>> {
     for folder in fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))? {
         for file in fs::read_dir(folder?.path()).into_iter().flatten() {
             let path = file?.path();
-            files.push((fs::metadata(&path)?.len(), path));
+            let metadata = fs::metadata(&path)?;
+            if metadata.is_file() {
+                files.push((metadata.len(), path));
+            }
         }
     }
     files.sort_unstable_by(|a, b| b.cmp(a));
