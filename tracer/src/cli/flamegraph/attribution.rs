@@ -56,7 +56,7 @@ pub(super) struct Attribution {
     word_keys: HashMap<String, WordKey>,
     weights: HashMap<(Owner, Option<StackId>), u64>,
     /// Samples of each stack.
-    samples: BTreeMap<Option<StackId>, u64>,
+    samples: HashMap<Option<StackId>, u64>,
 }
 
 #[derive(Debug)]
@@ -225,19 +225,25 @@ impl Attribution {
             }
         }
         let names = root_names(&self.requests, totals, named);
-        let mut weights: BTreeMap<([String; 2], Option<StackId>), u64> = BTreeMap::new();
+        let word = |key: WordKey| self.words.get(key).cloned().unwrap_or_default();
+        let root = |owner: Owner| match owner {
+            Owner::Request(key, phase) => [names.get(&key).cloned().unwrap_or_default(), word(phase)],
+            Owner::Nobody(thread) => [NO_REQUEST.to_owned(), word(thread)],
+        };
+        // Owners are few, and several may share a root.
+        let mut roots: BTreeMap<[String; 2], BTreeMap<Option<StackId>, u64>> = BTreeMap::new();
+        let mut by_owner: HashMap<Owner, Vec<(Option<StackId>, u64)>> = HashMap::new();
         for ((owner, stack), weight) in self.weights {
-            let word = |key: WordKey| self.words.get(key).cloned().unwrap_or_default();
-            let root = match owner {
-                Owner::Request(key, phase) => [names.get(&key).cloned().unwrap_or_default(), word(phase)],
-                Owner::Nobody(thread) => [NO_REQUEST.to_owned(), word(thread)],
-            };
-            *weights.entry((root, stack)).or_default() += weight;
+            by_owner.entry(owner).or_default().push((stack, weight));
         }
-        Rooted {
-            weights: weights.into_iter().map(|((root, stack), weight)| (root, stack, weight)).collect(),
-            samples: self.samples,
+        for (owner, weights) in by_owner {
+            let of_root = roots.entry(root(owner)).or_default();
+            weights.into_iter().for_each(|(stack, weight)| *of_root.entry(stack).or_default() += weight);
         }
+        let flat = roots.into_iter().flat_map(|(root, weights)| {
+            weights.into_iter().map(move |(stack, weight)| (root.clone(), stack, weight))
+        });
+        Rooted { weights: flat.collect(), samples: self.samples.into_iter().collect() }
     }
 }
 
