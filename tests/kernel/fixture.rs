@@ -3,7 +3,7 @@
 use std::{
     io::{BufRead, BufReader, Write},
     path::{Path, PathBuf},
-    process::{Child, ChildStdin, Command, Stdio},
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     sync::{OnceLock, mpsc},
     time::{Duration, Instant},
 };
@@ -73,7 +73,9 @@ impl Built {
             .arg(sources.join("main.cpp"))
             .arg(format!("-I{}", header.display()))
             .arg(format!("-L{}", folder.path().display()))
-            .args(["-lfixture", "-ltracer_marks", "-ldl", "-Wl,-rpath,$ORIGIN"]);
+            // Of the two kinds of path the one that comes before LD_LIBRARY_PATH: cargo names folders there that hold
+            // another copy of the library.
+            .args(["-lfixture", "-ltracer_marks", "-ldl", "-Wl,--disable-new-dtags,-rpath,$ORIGIN"]);
         compile(&mut compiler)?;
         std::fs::write(folder.path().join("fixture.toml"), PROFILE)?;
         Ok(Self { folder })
@@ -96,6 +98,19 @@ pub(crate) fn compile(compiler: &mut Command) -> Result<()> {
     Ok(())
 }
 
+/// What a program prints, line by line.
+pub(crate) fn lines(stdout: ChildStdout) -> mpsc::Receiver<String> {
+    let (sender, lines) = mpsc::channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+            if sender.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    lines
+}
+
 /// A fixture that runs.
 pub(crate) struct Running {
     pub(crate) child: Child,
@@ -112,15 +127,7 @@ impl Running {
     pub(crate) fn start_command(command: &mut Command) -> Result<Self> {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let stdin = child.stdin.take().context("no stdin")?;
-        let stdout = child.stdout.take().context("no stdout")?;
-        let (sender, lines) = mpsc::channel();
-        std::thread::spawn(move || {
-            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                if sender.send(line).is_err() {
-                    return;
-                }
-            }
-        });
+        let lines = lines(child.stdout.take().context("no stdout")?);
         let running = Self { child, stdin, lines };
         let line = running.lines.recv_timeout(PATIENCE).context("the fixture does not start")?;
         ensure!(line == "ready", "the fixture says {line:?}");

@@ -2,9 +2,10 @@
 
 use std::{
     collections::BTreeMap,
-    io::{BufRead, BufReader, Lines},
     path::Path,
-    process::{Child, ChildStdout, Command, Stdio},
+    process::{Child, Command, Stdio},
+    sync::mpsc,
+    time::Duration,
 };
 
 use anyhow::{Context, Result, bail, ensure};
@@ -141,13 +142,14 @@ fn hammer() -> Result<()> {
 /// bpftrace, on the marks of a process. Dropping it ends it.
 pub(crate) struct Bpftrace {
     child: Child,
-    lines: Lines<BufReader<ChildStdout>>,
+    lines: mpsc::Receiver<String>,
 }
 
 impl Bpftrace {
+    /// Longest that it may take to attach, and to print.
+    const PATIENCE: Duration = Duration::from_secs(60);
+
     /// Starts it on a program that asks by marks whether somebody is there, and waits until one is seen.
-    ///
-    /// It reads the probe from the file: asked with `-p`, version 0.17 at times does not find the arguments.
     pub(crate) fn start(pid: u32, library: &Path) -> Result<Self> {
         let probe = format!("usdt:\"{}\":tracer:mark /pid == {pid}", library.display());
         // By kind and by request; and a request's id and its length, read from the payload of its begin.
@@ -163,23 +165,32 @@ impl Bpftrace {
             .stderr(Stdio::piped())
             .spawn()
             .context("starting bpftrace (apt-get install bpftrace)")?;
-        let mut lines = BufReader::new(child.stdout.take().context("no stdout")?).lines();
+        let lines = crate::fixture::lines(child.stdout.take().context("no stdout")?);
+        let mut bpftrace = Self { child, lines };
         // They are attached in their order: the last one speaks.
-        while lines.next().transpose()?.as_deref() != Some("there") {
-            if let Some(status) = child.try_wait()? {
-                let stderr = std::io::read_to_string(child.stderr.take().context("no stderr")?)?;
-                bail!("bpftrace ended with {status}: {stderr}");
+        while let Ok(line) = bpftrace.lines.recv_timeout(Self::PATIENCE) {
+            if line == "there" {
+                return Ok(bpftrace);
             }
         }
-        Ok(Self { child, lines })
+        let _gone = bpftrace.child.kill();
+        let stderr = std::io::read_to_string(bpftrace.child.stderr.take().context("no stderr")?)?;
+        bail!("bpftrace sees no mark: {stderr}");
     }
 
     /// Ends it: what it printed.
-    pub(crate) fn said(mut self) -> Result<Vec<String>> {
+    pub(crate) fn said(self) -> Result<Vec<String>> {
         // SAFETY: a plain system call on a child that was not waited for.
         unsafe { libc::kill(self.child.id().cast_signed(), libc::SIGINT) };
-        let lines = self.lines.by_ref().collect::<std::io::Result<Vec<String>>>()?;
-        Ok(lines.into_iter().filter(|line| line != "there").collect())
+        let mut said = Vec::new();
+        loop {
+            match self.lines.recv_timeout(Self::PATIENCE) {
+                Ok(line) if line == "there" => {}
+                Ok(line) => said.push(line),
+                Err(mpsc::RecvTimeoutError::Disconnected) => return Ok(said),
+                Err(mpsc::RecvTimeoutError::Timeout) => bail!("bpftrace does not end; it said {said:?}"),
+            }
+        }
     }
 }
 

@@ -2,8 +2,10 @@
 
 use std::{
     collections::BTreeMap,
+    fs::File,
+    io::{BufRead as _, BufReader, Write as _},
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
@@ -61,13 +63,14 @@ fn perf() -> Result<()> {
     let cpp = programs.path("stacks");
     let rust = programs.path("stacks-rust");
     let python = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernel/fixtures/stacks.py");
-    for (what, program, script) in [
-        ("C++", cpp, None),
-        ("Rust", rust, None),
-        ("CPython", PathBuf::from("/usr/bin/python3"), Some(python)),
+    // Two threads of CPython take turns by a clock of 5 ms, with which one that samples can keep step.
+    for (what, program, script, mode) in [
+        ("C++", cpp, None, "deep"),
+        ("Rust", rust, None, "deep"),
+        ("CPython", PathBuf::from("/usr/bin/python3"), Some(python), "alone"),
     ] {
         let mut command = Command::new(program);
-        command.args(script).args(["deep", "600000"]);
+        command.args(script).args([mode, "600000"]);
         // Chance, and what else the machine does: where shares differ, more samples decide.
         let (mut ours, mut theirs) = (View::default(), View::default());
         for round in 1..=ROUNDS {
@@ -94,14 +97,11 @@ fn sample(command: &mut Command, ours: &mut View, theirs: &mut View) -> Result<(
     let mut session = Session::start(samples_only(499), Profiles::builtin())?;
     session.add(&process::find(running.pid())?)?;
     ensure!(session.wait_for_tables(Duration::from_secs(60)), "tables do not come");
+    let mut peer = Perf::start(folder.path(), &data)?;
     running.tell()?;
-    let mut peer = Command::new("perf");
-    // A clock per CPU, as ours: one per thread begins anew with each switch and so shuns what comes right after it.
-    // At another rate: clocks of one rate keep their distance, and may see different parts of a loop throughout.
-    peer.args(["record", "-q", "-a", "-e", "cpu-clock", "-F", "421", "--call-graph", "dwarf", "-o"]);
-    peer.arg(&data).stdout(Stdio::null());
-    let mut peer = peer.spawn().context("running perf (apt-get install linux-perf)")?;
     let mut events = Vec::new();
+    peer.say("enable")?;
+    let begin_ns = now_ns();
     let patience = Instant::now() + Duration::from_secs(120);
     let mut samples = 0;
     while samples < SAMPLES && Instant::now() < patience {
@@ -110,16 +110,82 @@ fn sample(command: &mut Command, ours: &mut View, theirs: &mut View) -> Result<(
         samples += events[before..].iter().filter(|event| matches!(event, Event::Sample(_))).count() as u64;
         std::thread::sleep(Duration::from_millis(5));
     }
-    // SAFETY: a plain system call; perf writes its file on this signal.
-    unsafe { libc::kill(peer.id().cast_signed(), libc::SIGINT) };
-    peer.wait()?;
+    // While perf begins and ends it is busy, and the program has less of the machine: only what both see counts.
+    let end_ns = now_ns();
+    peer.say("disable")?;
+    peer.end()?;
     let stopped = session.stop(&mut events);
     let losses: Vec<_> = stopped.ledger.iter().filter(|row| row.loss && row.count > 0).collect();
     ensure!(losses.is_empty(), "lost: {losses:?}");
+    let is_seen_by_both = |event: &Event| match event {
+        Event::Sample(sample) => (begin_ns..end_ns).contains(&sample.origin.time_ns),
+        _ => true,
+    };
+    events.retain(is_seen_by_both);
     let mut names = Names::new(&events);
     names.ours(&events, ours);
     names.theirs(&script(&data, running.pid())?, theirs);
     Ok(())
+}
+
+/// `perf record`, which samples between two commands. Dropping it ends it.
+struct Perf {
+    child: Child,
+    commands: File,
+    answers: BufReader<File>,
+}
+
+impl Perf {
+    fn start(folder: &Path, data: &Path) -> Result<Self> {
+        let pipe = |name: &str| -> Result<(PathBuf, File)> {
+            let path = folder.join(name);
+            ensure!(Command::new("mkfifo").arg(&path).status()?.success(), "no pipe {}", path.display());
+            // Opened for both, it waits for nobody.
+            let file = File::options().read(true).write(true).open(&path)?;
+            Ok((path, file))
+        };
+        let ((commands_path, commands), (answers_path, answers)) = (pipe("commands")?, pipe("answers")?);
+        let control = format!("fifo:{},{}", commands_path.display(), answers_path.display());
+        let mut perf = Command::new("perf");
+        // A clock per CPU, as ours: one per thread begins anew with each switch and so shuns what comes right after it.
+        // At another rate: clocks of one rate keep their distance, and may see different parts of a loop throughout.
+        perf.args(["record", "-q", "-a", "-e", "cpu-clock", "-F", "421", "--call-graph", "dwarf"]);
+        perf.args(["--delay", "-1", "--control", &control, "-o"]).arg(data).stdout(Stdio::null());
+        let child = perf.spawn().context("running perf (apt-get install linux-perf)")?;
+        Ok(Self { child, commands, answers: BufReader::new(answers) })
+    }
+
+    /// Waits until it has done what it is told.
+    fn say(&mut self, command: &str) -> Result<()> {
+        writeln!(self.commands, "{command}")?;
+        let mut answer = String::new();
+        self.answers.read_line(&mut answer)?;
+        ensure!(answer.contains("ack"), "perf answers {answer:?}");
+        Ok(())
+    }
+
+    fn end(mut self) -> Result<()> {
+        // SAFETY: a plain system call on a child that was not waited for; perf writes its file on this signal.
+        unsafe { libc::kill(self.child.id().cast_signed(), libc::SIGINT) };
+        self.child.wait()?;
+        Ok(())
+    }
+}
+
+impl Drop for Perf {
+    fn drop(&mut self) {
+        // Already gone in the good case.
+        let _gone = self.child.kill();
+        let _gone = self.child.wait();
+    }
+}
+
+/// CLOCK_MONOTONIC, ns.
+fn now_ns() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `now` is where the result goes.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
 }
 
 /// A frame of perf's: the file, and the offset in it.
