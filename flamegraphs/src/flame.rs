@@ -43,14 +43,9 @@ pub struct FlameOptions {
 /// [`Error::Empty`] when no stack has weight, [`Error::WeightOverflow`], and [`Error::Render`] from inferno.
 pub fn flamegraph(stacks: &Folded<1>, options: &FlameOptions) -> Result<String, Error> {
     let sorted = stacks.sorted()?;
-    let line = |(stack, weight): (&[u32], u64)| {
-        let mut line = String::new();
-        sorted.write_line(stack, &[weight], &mut line);
-        line
-    };
     // What is too narrow to be drawn need not be read either.
     let visible = sorted.visible(LEAST_WIDTH_PERCENT / 100.0);
-    let lines = visible.into_iter().map(line).collect();
+    let lines = visible.into_iter().map(|(stack, weight)| sorted.line(stack, &[weight])).collect();
     let mut colours = colours(&sorted, options);
     let mut settings = settings(options);
     settings.palette_map = Some(&mut colours);
@@ -71,12 +66,8 @@ pub fn differential(stacks: &Folded<2>, options: &FlameOptions) -> Result<String
     if sorted.stacks.iter().any(|(_, weights)| weights.iter().any(|weight| *weight > i64::MAX as u64 / 256)) {
         return Err(Error::WeightOverflow);
     }
-    let line = |(stack, weights): &(Vec<u32>, [u64; 2])| {
-        let mut line = String::new();
-        sorted.write_line(stack, weights, &mut line);
-        line
-    };
-    render(sorted.stacks.iter().map(line).collect(), settings(options))
+    let lines = sorted.stacks.iter().map(|(stack, weights)| sorted.line(stack, weights)).collect();
+    render(lines, settings(options))
 }
 
 fn render(lines: Vec<String>, mut settings: inferno::flamegraph::Options<'_>) -> Result<String, Error> {

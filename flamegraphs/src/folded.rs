@@ -67,12 +67,7 @@ impl<const N: usize> Folded<N> {
     /// [`Error::Empty`] when no stack has weight, and [`Error::WeightOverflow`].
     pub fn text(&self) -> Result<String, Error> {
         let sorted = self.sorted()?;
-        let mut text = String::new();
-        for (stack, weights) in &sorted.stacks {
-            sorted.write_line(stack, weights, &mut text);
-            text.push('\n');
-        }
-        Ok(text)
+        Ok(sorted.stacks.iter().map(|(stack, weights)| sorted.line(stack, weights) + "\n").collect())
     }
 
     /// Each stack once, in order of the frames' names. (Sorting folded lines by their bytes would tear equal roots
@@ -127,8 +122,9 @@ pub(crate) struct Sorted<'a, const N: usize> {
 }
 
 impl<const N: usize> Sorted<'_, N> {
-    /// Appends a line of the folded format, without its end.
-    pub(crate) fn write_line(&self, stack: &[u32], weights: &[u64], out: &mut String) {
+    /// A line of the folded format, without its end.
+    pub(crate) fn line(&self, stack: &[u32], weights: &[u64]) -> String {
+        let mut out = String::new();
         for (level, name) in stack.iter().enumerate() {
             if level > 0 {
                 out.push(';');
@@ -139,6 +135,7 @@ impl<const N: usize> Sorted<'_, N> {
             out.push(' ');
             out.push_str(&weight.to_string());
         }
+        out
     }
 }
 

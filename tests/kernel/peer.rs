@@ -13,6 +13,7 @@ use anyhow::{Context, Result, ensure};
 use engines::Profiles;
 use tracer::{
     event::{Event, Frame, Mapping, Stack, StackId},
+    host_clock::monotonic_ns,
     probe::{Session, process},
     symbol::{FrameKind, SymbolFrame, Symbolizer},
 };
@@ -101,7 +102,7 @@ fn sample(command: &mut Command, ours: &mut View, theirs: &mut View) -> Result<(
     running.tell()?;
     let mut events = Vec::new();
     peer.say("enable")?;
-    let begin_ns = now_ns();
+    let begin_ns = monotonic_ns();
     let patience = Instant::now() + Duration::from_secs(120);
     let mut samples = 0;
     while samples < SAMPLES && Instant::now() < patience {
@@ -111,7 +112,7 @@ fn sample(command: &mut Command, ours: &mut View, theirs: &mut View) -> Result<(
         std::thread::sleep(Duration::from_millis(5));
     }
     // While perf begins and ends it is busy, and the program has less of the machine: only what both see counts.
-    let end_ns = now_ns();
+    let end_ns = monotonic_ns();
     peer.say("disable")?;
     peer.end()?;
     let stopped = session.stop(&mut events);
@@ -178,14 +179,6 @@ impl Drop for Perf {
         let _gone = self.child.kill();
         let _gone = self.child.wait();
     }
-}
-
-/// CLOCK_MONOTONIC, ns.
-fn now_ns() -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `now` is where the result goes.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
-    now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
 }
 
 /// A frame of perf's: the file, and the offset in it.

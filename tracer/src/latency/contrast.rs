@@ -204,7 +204,6 @@ const PROPERTIES: [&str; 12] = [
 enum Value<'a> {
     /// The power of two that holds a number, by its upper end.
     UpTo(u64),
-    Word(&'static str),
     Thread {
         tgid: u32,
         tid: u32,
@@ -248,8 +247,8 @@ impl<'a> Properties<'a> {
         [
             Some(Value::range(token.index.into())),
             token.step.and_then(|id| self.batches.get(&id)).map(|n| Value::range(*n)),
-            Some(Value::Word(if token.prefill { "prefill" } else { "decode" })),
-            prompts.map(|any| Value::Word(if any { "some" } else { "none" })),
+            Some(Value::Text(if token.prefill { "prefill" } else { "decode" })),
+            prompts.map(|any| Value::Text(if any { "some" } else { "none" })),
             step.map(|step| Value::Thread { tgid: step.process.tgid, tid: step.tid }),
             step.and_then(|step| step.device_uuid).map(Value::Gpu),
             Some(Value::Thread { tgid: token.process.tgid, tid: token.tid }),
@@ -334,7 +333,6 @@ impl fmt::Display for Value<'_> {
             Self::UpTo(high) => write!(f, "{}–{high}", high / 2 + 1),
             Self::Thread { tgid, tid } => write!(f, "{tid} of pid {tgid}"),
             Self::Gpu(uuid) => f.write_str(&hex(uuid)),
-            Self::Word(text) => f.write_str(text),
             Self::Text(text) => f.write_str(text),
         }
     }

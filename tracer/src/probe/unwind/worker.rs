@@ -55,8 +55,8 @@ enum Key {
         bytes: u64,
         changed: (i64, i64),
     },
-    /// Code of the kernel's that looks the same in every process: its name.
-    Kernel(String),
+    /// The kernel's, the same in every process.
+    Vdso,
     /// Code in no file that is known by what it does: a hash of it.
     Known(u64),
 }
@@ -258,14 +258,9 @@ impl Worker {
 
     fn build(&mut self, process: ProcessId, file: &FileMapping, key: &Key) -> Result<Known, NoTable> {
         let bytes = image_bytes(process, file)?;
-        let without_file = match key {
-            Key::Kernel(name) if name == TRAMPOLINE => Some((name.clone().into_bytes(), 0)),
-            Key::Known(hash) => Some((b"known code".to_vec(), *hash)),
-            _ => None,
-        };
-        if let Some(content) = without_file {
+        if let Key::Known(hash) = key {
             let table = bytes.read(|bytes| known_code(bytes).ok_or(NoTable::Anonymous))?;
-            return self.put(content, Segments::flat(table.end()), || Ok(table));
+            return self.put((b"known code".to_vec(), *hash), Segments::flat(table.end()), || Ok(table));
         }
         bytes.read(|bytes| {
             let image = Image::parse(bytes)?;
@@ -375,12 +370,12 @@ fn host_ids(tgid: u32) -> HashMap<u32, u32> {
 const KNOWN_BY_BYTES: usize = 32;
 const MOST_CODE_BYTES: usize = 1 << 20;
 
-const TRAMPOLINE: &str = "[uprobes-trampoline]";
+const VDSO: &str = "[vdso]";
 
 /// What names the content of a mapping; `None` for code that has no table in any case.
 fn key(process: ProcessId, file: &FileMapping) -> Option<Key> {
-    if file.path == "[vdso]" || file.path == TRAMPOLINE {
-        return Some(Key::Kernel(file.path.clone()));
+    if file.path == VDSO {
+        return Some(Key::Vdso);
     }
     if is_memory(file) {
         let is_known = |bytes: &[u8]| known_code(bytes).is_some();
@@ -412,9 +407,9 @@ impl Bytes {
     }
 }
 
-/// Whether a mapping is of no file, nor the kernel's.
+/// Whether a mapping holds no image of a file, nor the kernel's own.
 pub(super) fn is_memory(file: &FileMapping) -> bool {
-    file.inode == 0 && !file.path.starts_with('[')
+    file.inode == 0 && file.path != VDSO
 }
 
 /// The table of code that is in no file, where it is known.
@@ -430,7 +425,7 @@ fn memory(process: ProcessId, file: &FileMapping, at_most: usize) -> io::Result<
 }
 
 pub(super) fn image_bytes(process: ProcessId, file: &FileMapping) -> Result<Bytes, NoTable> {
-    if file.path.starts_with('[') || is_memory(file) {
+    if file.inode == 0 {
         return Ok(Bytes::Memory(memory(process, file, MOST_CODE_BYTES)?));
     }
     let (opened, _) = attach::open(process, file)?;
